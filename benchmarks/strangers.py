@@ -14,8 +14,8 @@ local``, TOAST writes the program of one device, and the table is benchmarks/str
 ``error_bars.py`` learns error bars from the table.
 
 The steps take the compiler longest: ``--timed`` adds them to plans that have none.  ``--price``
-predicts all rows again with present prices.  ``--page`` writes the figures of both
-tables into docs/fidelity.md.
+predicts all rows again with present prices.  ``--page`` writes the figures of both tables into
+docs/fidelity.md.
 
 This needs libtpu, but no TPU, and a minute or two for a program.  A plan that the compiler refuses
 or does not finish has a row that says so.

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import toast
+from tests.helpers import f32
 from tests.report.browser import missing, opened
 from tests.report.test_html import planned
 from tests.tiny_plan import tiny
@@ -40,6 +42,13 @@ def test_lanes_are_the_breakdown() -> None:
     assert sum(len(lane["move"]) for lane in of_lane.values()) == len(moves)
     assert sorted(steps["sections"]) == steps["sections"]
     assert [name for _, name in steps["phases"]] == ["forward", "backward", "adam"]
+
+
+def test_a_program_without_buffers_has_groups() -> None:
+    plan = toast.plan(lambda _: (), f32(64, 64), mesh="d=4", hardware="tpu-v5e")
+    assert not len(plan.timeline.op)
+    of = memory_groups(plan, plan.timeline)
+    assert of.live.sum(axis=0) == pytest.approx(plan.timeline.argument_bytes)
 
 
 def test_groups_add_up_to_the_memory() -> None:

@@ -52,8 +52,11 @@ if TYPE_CHECKING:
     from toast.analysis import Analysis
     from toast.analysis.rules import SignatureRule
 
+#: Ops that begin and end the iterations of a loop.
+_OF_LOOPS = frozenset({"carry", "yield"})
+
 #: Ops that write nothing or only a part, because their results are in memory already.
-_IN_PLACE = PASSED_ON | {"argument", "carry", "yield", UPDATING}
+_IN_PLACE = PASSED_ON | _OF_LOOPS | {"argument", UPDATING}
 
 #: Ops that are no kernel of their own, or read no more than they write.
 _READ_NOTHING = frozenset({
@@ -65,9 +68,6 @@ _SUMMED_WHOLE = frozenset({"gather", "scatter"}) | GROUPED
 
 #: The kind of op that may become a loop of products (:mod:`toast.cost.loops`).
 _LOOPED = "dot_general"
-
-#: Ops that begin and end the iterations of a loop.
-_OF_LOOPS = frozenset({"carry", "yield"})
 
 #: A buffer that lives for at most so many ops is short-lived: the heap has gaps beside it.
 #: Fitted, with the share that they take, to the peaks of programs that XLA compiled.

@@ -396,6 +396,8 @@ class Plan(RunnablePlan):
     def at_peak(self) -> pd.DataFrame:
         """A DataFrame of the live values at the peak of memory, by decreasing size.
 
+        Gaps of the heap are not among them; those that are in fast memory are.
+
         Columns: ``bytes`` per device, ``value`` (its op, with the source line), ``what`` (the kind:
         the value, a resharded copy ...), and ``from`` and ``to`` (the source lines between which it
         is live, or ``end of the step``).

@@ -58,10 +58,11 @@ def memory_groups(plan: Plan, line: Timeline) -> MemoryGroups:
 
 def _part_in_memory(line: Timeline, buffers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """``[ops + 1]`` temporary memory, with gaps and without fast memory, over that of buffers."""
-    last = np.searchsorted(line.op, np.arange(len(buffers)), side="right") - 1
-    live = np.where(last < 0, line.argument_bytes, line.live_bytes[np.maximum(last, 0)])
-    temporary = live - line.argument_bytes
-    return np.divide(temporary, buffers, out=np.ones_like(buffers), where=buffers > 0)
+    events = np.searchsorted(line.op, np.arange(len(buffers)), side="right")
+    temporary = np.append(0.0, line.live_bytes - line.argument_bytes)[events]
+    part = np.ones_like(buffers)
+    np.divide(temporary, buffers, out=part, where=buffers > 0)
+    return part
 
 
 def _arguments(plan: Plan, total: float) -> npt.NDArray[np.float64]:
