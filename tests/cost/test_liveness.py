@@ -11,7 +11,8 @@ import pytest
 
 import toast
 from toast.cost import CostModel
-from toast.cost.liveness import Liveness, liveness, rounded_stacks
+from toast.cost.liveness import Liveness, liveness
+from toast.cost.rounding import rounded_stacks, stored_rounded
 from toast.hardware import Mesh, load
 from toast.space import Space
 
@@ -183,6 +184,43 @@ def test_stacked_parameters_are_rounded_before_their_loop(rounds: bool, copies: 
     program = analyzed(scanned, shape(4, 256, 256, dtype="float32"), shape(64, 256)).program
     stacks = rounded_stacks(program)
     assert [value for value, _, _ in stacks] == [program.argument_values[0]] * copies
+
+
+@pytest.mark.parametrize(
+    ("form", "rounded"),
+    [("products", True), ("moved", True), ("elementwise", False), ("returned", False)],
+)
+def test_what_only_products_read_is_stored_in_their_element_type(form: str, rounded: bool) -> None:
+    def two(x: jax.Array, w: jax.Array, v: jax.Array) -> Any:
+        hidden = x @ w
+        if form == "moved":
+            return hidden.reshape(8, 32, -1).transpose(1, 0, 2) @ v
+        others = {"elementwise": hidden.sum(), "returned": hidden}
+        return hidden @ v, others.get(form, 0.0)
+
+    analysis = analyzed(two, *(shape(256, 256, dtype="float32") for _ in range(3)))
+    program, names = analysis.program, analysis.names
+    found = stored_rounded(program, live(analysis, 128), names.use_op, names.use_value)
+    assert [program.kind(program.values[v].op) for v in np.flatnonzero(found)] == (
+        ["dot_general"] * rounded
+    )
+
+
+def test_a_rounded_value_takes_half_of_its_bytes_unless_it_is_summed_over_devices() -> None:
+    def two(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        return x @ w @ v
+
+    analysis = analyzed(two, *(shape(1024, 1024, dtype="float32") for _ in range(3)))
+    space = Space(analysis, Mesh.parse("data=4"))
+    model = CostModel(space, load("tpu-v5e"))
+    (value,) = np.flatnonzero(model.tables.values.stored < 1)
+    for action in space.actions:
+        layout = model.layout(space.apply(space.initial, action)[None])
+        whole = layout.value_bytes[0, value]
+        share = 1.0 if layout.partial[0, value] else 0.5
+        assert layout.value_memory[0, value] == pytest.approx(share * whole)
+    gpu = CostModel(Space(analysis, Mesh.parse("data=4")), load("h100"))
+    assert (gpu.tables.values.stored == 1).all()
 
 
 def test_only_some_chips_gather_parameters_ahead() -> None:

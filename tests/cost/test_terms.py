@@ -137,7 +137,7 @@ def by_hand(model: CostModel, state: States) -> dict[str, float]:
     for (value, u), times in most.items():
         before, after = layout.settled[0, t.value_class[value]], layout.used[0, u]
         differs = sum(1 << a for a in range(len(sizes)) if before[a] != after[a])
-        share = t.uses.share[u] if differs else 1.0
+        share = t.uses.share[u] if differs else t.values.stored[t.value_class[value]]
         size = t.values.bytes[t.value_class[value]] * share / shards(after)
         seconds["packing"] += times * size / 1e10
         seconds["notices"] += 1e-5 * times * differs

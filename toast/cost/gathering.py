@@ -23,11 +23,11 @@ from toast.cost.liveness import (
     allocated_only,
     liveness,
     loops_of,
-    rounded_stacks,
 )
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
 from toast.cost.product_layouts import GROUPED, ProductLayouts
+from toast.cost.rounding import rounded_stacks, stored_rounded
 from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
     Columns,
@@ -97,6 +97,7 @@ def build(
     vector_bytes: float = 0.0,
     loops: bool = False,
     partitioned: bool = True,
+    delays: bool = False,
 ) -> Tables:
     """Gather the tables of a decision space.
 
@@ -106,7 +107,7 @@ def build(
     of the device's tiles, 1 for none, and ``vector_bytes`` is that of
     :func:`toast.cost.vector_work.stretched`.  With ``loops``, products may be computed shard by
     shard beside permutes.  ``partitioned`` is whether XLA partitions the program, rather than
-    compiles that of one device.
+    compiles that of one device, and ``delays`` is that of :func:`toast.cost.liveness.liveness`.
     """
     analysis = space.analysis
     program, names, classes = analysis.program, analysis.names, space.classes
@@ -117,16 +118,25 @@ def build(
         layouts = ProductLayouts.of(program, names.use_op, names.use_index)
     live = liveness(
         program, names.use_op, names.use_value, lanes=lanes, partitioned=partitioned,
-        copied=layouts.copied,
+        delays=delays, copied=layouts.copied,
     )  # fmt: skip
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
     host = host_memory(program)
     remade = remade_values(program)
+    value_bytes = np.array([
+        math.prod(v.type.shape) * element_bytes(v.type.dtype)
+        for v in program.values
+    ], dtype=np.float64)  # fmt: skip
+    stored = np.ones(len(program.values))
+    if lanes > 1 and product_operands:
+        half = element_bytes(product_operands) / element_bytes("f32")
+        stored[stored_rounded(program, live, names.use_op, names.use_value)] = half
     *accesses, idle = stretched(
         program, live, names.use_op, names.use_value,
         _accesses(program, names.use_op, names.use_index, names.use_value, live, priced, host)
         + layouts.again,
         _written(program, live, priced, host),
+        value_bytes * stored,
         vector_bytes,
     )  # fmt: skip
     grouped = _group_values(
@@ -140,6 +150,7 @@ def build(
         priced,
         host,
         remade,
+        stored,
         *accesses,
     )
     slot_table = slots.table(classes.divisor.shape[1])
@@ -159,10 +170,6 @@ def build(
     kernels = _kernel_terms(rules, factors + 1)
     working = np.flatnonzero((ops.flops > 0)[classes.of_op])
     operands = _operands(program, analysis.rules, names.signature, product_ops, grouped)
-    value_bytes = np.array([
-        math.prod(v.type.shape) * element_bytes(v.type.dtype)
-        for v in program.values
-    ], dtype=np.float64)  # fmt: skip
     work = ops.flops[classes.of_op[working]] * np.array(program.repeats)[working]
     scratch = _workspaces(program, rules, op_class_of_value)
     rings: Bools = np.array([bool(rule.rings) for rule in analysis.rules])[names.signature]
@@ -190,7 +197,7 @@ def build(
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
-        rules, ranges.rounded, remade,
+        rules, ranges.rounded, remade, stored,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -204,12 +211,16 @@ def build(
         ).astype(np.float64),
         reads=grouped.use_reads,
         free=open_windows.free(Entity.USE_CLASS),
-        share=_rounded(
-            program,
-            names.use_op,
-            names.use_value,
-            grouped,
-            dict.fromkeys(PRODUCTS, product_operands) | dict.fromkeys(GROUPED, grouped_operands),
+        share=np.minimum(
+            _rounded(
+                program,
+                names.use_op,
+                names.use_value,
+                grouped,
+                dict.fromkeys(PRODUCTS, product_operands)
+                | dict.fromkeys(GROUPED, grouped_operands),
+            ),
+            values.stored[grouped.use_value],
         ),
         looped=looped.operands,
         sums=summed_by_op & np.asarray(looped.operands.any(axis=1))[:, None],
@@ -233,7 +244,7 @@ def build(
         slots=slot_table,
         ops=ops,
         products=products,
-        tensors=slots.tensors(products.op_class),
+        tensors=slots.tensors(products.op_class, stored),
         kernels=kernels,
         kernel_tensors=slots.kernel_tensors(np.unique(kernels.op_class), rules),
         values=values,
@@ -338,6 +349,7 @@ def _value_classes(
     rules: Sequence[SignatureRule],
     rounded: Lifetimes,
     remade: Bools,
+    stored: Floats,
 ) -> ValueClasses:
     values = grouped.representative
     maker = np.array([program.values[v].op for v in values.tolist()], dtype=np.int64)
@@ -358,6 +370,7 @@ def _value_classes(
         bytes=np.array([
             math.prod(type_.shape) * element_bytes(type_.dtype) for type_ in types
         ], dtype=np.float64),
+        stored=stored[values],
         sizes=np.array([
             (*type_.shape, *(1,) * (rank - len(type_.shape))) for type_ in types
         ], dtype=np.int64),
@@ -539,8 +552,11 @@ class _Slots:
         """``[uses]`` the slot of each."""
         return np.array(self._uses, dtype=np.int64)
 
-    def tensors(self, products: Ints) -> ProductTensors:
-        """The tensors of op classes, here ``products``."""
+    def tensors(self, products: Ints, stored: Floats | None = None) -> ProductTensors:
+        """The tensors of op classes, here ``products``.
+
+        ``stored`` (``[values]``) is the share of a value's bytes that is in memory.
+        """
         program, ops = self._space.analysis.program, self._space.classes.representative
         place = {k: number for number, k in enumerate(products.tolist())}
         views = argument_views(program)
@@ -551,6 +567,7 @@ class _Slots:
                 value = (op.results if side else op.operands)[index]
                 type_ = program.values[value].type
                 size = float(math.prod(type_.shape)) * element_bytes(type_.dtype)
+                size *= 1.0 if stored is None else float(stored[value])
                 rows.append((place[k], slot, size, side, views[value]))
         numbers = np.array(sorted(rows), dtype=np.float64).reshape(-1, 5)
         product, slots = numbers[:, :2].T.astype(np.int64)
@@ -662,12 +679,14 @@ def _group_values(
     priced: Bools,
     host: HostMemory,
     remade: Bools,
+    stored: Floats,
     accesses: Floats,
     written: Floats,
 ) -> _Grouped:
     """Value classes: values with equal slots, repetitions, accesses and behaviour in memory.
 
-    ``accesses`` (``[uses]``) and ``written`` (``[values]``) are those by memory-bound kernels.
+    ``accesses`` (``[uses]``) and ``written`` (``[values]``) are those by memory-bound kernels, and
+    ``stored`` (``[values]``) is the share of a value's bytes that is in memory.
     """
     # For each value and use slot: the number of reshards, and of reads by kernels.
     # The body of a loop makes its own copy of a value that it does not change.
@@ -691,14 +710,14 @@ def _group_values(
     of_value = np.array([
         numbers.setdefault(
             (
-                slot, bool(exists), bool(aliased), place, times, tested, anew, wrote,
+                slot, bool(exists), bool(aliased), place, times, tested, anew, share, wrote,
                 tuple(items.items()),
             ),
             len(numbers),
         )
-        for slot, exists, aliased, place, times, tested, anew, wrote, items in zip(
+        for slot, exists, aliased, place, times, tested, anew, share, wrote, items in zip(
             value_slot.tolist(), live.exists, live.aliased, places, repeats, tests,
-            remade.tolist(), written.tolist(), reads, strict=True,
+            remade.tolist(), stored.tolist(), written.tolist(), reads, strict=True,
         )
     ], dtype=np.int64)  # fmt: skip
     _, representative, members = np.unique(of_value, return_index=True, return_counts=True)

@@ -92,10 +92,19 @@ class LocalLayout:
         return np.asarray(self.tables.values.bytes / shards)
 
     @functools.cached_property
+    def stored(self) -> Floats:
+        """``[S, C]`` the share of a value's bytes in memory: products may round it before.
+
+        XLA rounds after a collective that sums.
+        """
+        share = self.tables.values.stored
+        return np.where((share < 1) & (self.partial > 0), 1.0, share)
+
+    @functools.cached_property
     def use_bytes(self) -> Floats:
         """``[S, U]`` bytes on a device of a value at a use, which may round it."""
         uses, values = self.tables.uses, self.tables.values
-        size = values.bytes[uses.value] * np.minimum(uses.share, 1.0)
+        size = values.bytes[uses.value] * np.minimum(uses.share, values.stored[uses.value])
         return np.asarray(size / self.devices[self.used_axes])
 
 
@@ -354,14 +363,17 @@ class Layout(LocalLayout):
     def use_bytes(self) -> Floats:
         """``[S, U]`` bytes on a device of a value at a use."""
         uses = self.tables.uses
-        share = np.where(self.differs > 0, uses.share, 1.0)
+        share = np.where(self.differs > 0, uses.share, self.tables.values.stored[uses.value])
         size = self.tables.values.bytes[uses.value] * share
         return np.asarray(size / self.devices[self.used_axes])
 
     @functools.cached_property
     def value_memory(self) -> Floats:
         """``[S, C]`` bytes that a value takes in a device's memory, with padding and gaps."""
-        return self._padded(self.value_bytes, self.settled, np.arange(len(self.tables.values)))
+        size = self.value_bytes
+        if (self.tables.values.stored < 1).any():
+            size = size * self.stored
+        return self._padded(size, self.settled, np.arange(len(self.tables.values)))
 
     @functools.cached_property
     def use_memory(self) -> Floats:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +47,9 @@ _NEEDING = (BARRIERS - PRODUCTS) | {"return"}
 #: Ops whose results are always in memory.
 _STORED = BARRIERS | ROOTS | {"argument"}
 
+#: Products that XLA may delay.
+_MATRIX_PRODUCTS = PRODUCTS - {"convolution"}
+
 #: Attributes of a scatter: dimensions of its rows, and those that an index determines.
 _SCATTERED_DIMS = ("input_batching_dims", "inserted_window_dims")
 
@@ -65,8 +68,10 @@ _PLACING = frozenset({
     "reshape", "transpose", "optimization_barrier", "sdy_sharding_constraint", "broadcast_in_dim",
 })  # fmt: skip
 
-#: Ops that change no element.
-_MOVING = frozenset({"reshape", "transpose", "optimization_barrier"})
+
+#: Products that XLA runs before one that only the optimizer needs, where it hides all-gathers
+#: behind products.  Fitted to the peaks of programs that XLA compiled; a layer has about as many.
+_DELAY = 12
 
 
 class LoopOps(NamedTuple):
@@ -207,6 +212,7 @@ def liveness(
     *,
     lanes: int = 1,
     partitioned: bool = True,
+    delays: bool = False,
     copied: Bools | None = None,
 ) -> Liveness:
     """The live ranges of a program with uses ``(use_op[i], use_value[i])``, in program order.
@@ -214,7 +220,8 @@ def liveness(
     Values that are ``copied`` (``[values]``) never overwrite another.
 
     ``lanes`` are the elements of a row of the device's tiles, 1 for none.  XLA keeps reshapes that
-    change tiles as copies only in programs that it has ``partitioned``.
+    change tiles as copies only in programs that it has ``partitioned``.  It ``delays`` products of
+    unrolled layers to hide all-gathers behind them.
     """
     count = len(program.values)
     kinds = [signature.kind for signature in program.signatures]
@@ -266,6 +273,8 @@ def liveness(
     # A loop starts in the buffer of its initial value, if nothing else needs it.
     initial = np.array([kind_of_op[op] == "carry" for op in use_op.tolist()], dtype=bool)
     use_end[initial] -= 1
+    if delays:
+        _delay_products(program, kind_of_op, uses, use_op, use_end)
     np.maximum.at(end, use_value, use_end)
     # What a loop reads from outside stays until its last iteration.
     made = maker[use_value]
@@ -278,6 +287,34 @@ def liveness(
     by_product = np.zeros(count, dtype=bool)
     by_product[[softmax.exponential for softmax in softmaxes]] = True
     return Liveness(exists, aliased, by_product, start, in_place, end, use_end, early, late)
+
+
+def _delay_products(
+    program: Program, kinds: list[str], uses: list[list[int]], use_op: Ints, use_end: Ints
+) -> None:
+    """Extend the uses by matrix products of the backward pass that only the optimizer needs.
+
+    XLA keeps them to run them beside all-gathers, and their operands wait.  A loop's own products
+    run in its iteration.
+    """
+    looped = np.zeros(len(program.ops), dtype=bool)
+    for begin, _, end in loops_of(program):
+        looped[begin : end + 1] = True
+    backward = np.array([each in ("backward", "recomputed") for each in program.passes], dtype=bool)
+    product = np.array([kind in _MATRIX_PRODUCTS for kind in kinds], dtype=bool)
+    any_product = np.array([kind in PRODUCTS for kind in kinds], dtype=bool)
+    needed = np.zeros(len(program.ops), dtype=bool)  # whether a product or a loop needs its results
+    for number in range(len(program.ops) - 1, -1, -1):
+        needed[number] = any(
+            any_product[user] or looped[user] or needed[user]
+            for value in program.ops[number].results for user in uses[value]
+        )  # fmt: skip
+    run = np.flatnonzero(any_product & backward & ~looped)
+    delayed = np.flatnonzero((product & backward & ~looped & ~needed)[use_op])
+    later = np.searchsorted(run, use_op[delayed]) + _DELAY
+    if len(delayed):
+        until = run[np.minimum(later, len(run) - 1)]
+        use_end[delayed] = np.maximum(use_end[delayed], until)
 
 
 def _relayouts(program: Program, kinds: list[str], lanes: int) -> list[int]:
@@ -552,31 +589,6 @@ def loops_of(program: Program) -> list[LoopOps]:
     return loops
 
 
-def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:
-    """Stacked float32 arguments of which loops only use slices that they round to bfloat16.
-
-    Products round their operands, too.  XLA rounds the whole stack before the first such loop,
-    instead of each slice.  Each entry has the argument's value and the first and the last op
-    between which it has the copy.
-    """
-    copies: dict[int, tuple[int, int]] = {}
-    uses: dict[int, list[int]] = {}
-    for number, op in enumerate(program.ops):
-        for value in op.operands:
-            uses.setdefault(value, []).append(number)
-    arguments = {*program.argument_values}
-    for begin, _, end in loops_of(program):
-        for number in range(begin, end):
-            op = program.ops[number]
-            if program.kind(number) != "dynamic_slice" or op.operands[0] not in arguments:
-                continue
-            value = op.operands[0]
-            if program.values[value].type.dtype == "f32" and _rounded(program, uses, number):
-                first, last = copies.get(value, (begin, end))
-                copies[value] = min(first, begin), max(last, end)
-    return [(value, first, last) for value, (first, last) in copies.items()]
-
-
 def allocated_only(program: Program) -> Bools:
     """``[values]`` whether it is the first value of a stack that a loop fills from its beginning.
 
@@ -598,20 +610,6 @@ def allocated_only(program: Program) -> Bools:
     allocated = np.zeros(len(program.values), dtype=bool)
     allocated[[*(forward - backward)]] = True
     return allocated
-
-
-def _rounded(program: Program, uses: Mapping[int, Sequence[int]], number: int) -> bool:
-    """Whether an op's result, of type float32, has no use but rounded to bfloat16."""
-    users = uses.get(program.ops[number].results[0], ())
-    for user in users:
-        kind = program.kind(user)
-        if kind == "convert":
-            rounded = program.values[program.ops[user].results[0]].type.dtype == "bf16"
-        else:
-            rounded = kind in PRODUCTS or (kind in _MOVING and _rounded(program, uses, user))
-        if not rounded:
-            return False
-    return len(users) > 0
 
 
 def _extend_shared(program: Program, kinds: list[str], aliased: Bools, end: Ints) -> None:

@@ -147,6 +147,7 @@ class CostModel:
                 vector_bytes=hardware.vector_bytes,
                 loops=self.loops,
                 partitioned=not local,
+                delays=hardware.lanes > 1 and "all_gather" in hardware.background,
             )
         self.tables: Tables = self.machine.tables(tables, *stated_collectives(space, tables))
         first = self.price(space.unsharded[None])

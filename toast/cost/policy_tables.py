@@ -347,15 +347,14 @@ def _kept_values(
             passes[number] += (fresh if stacked else write + fetch) * times
             bare[number] += fresh * (share > 0) * times
             stored[number] += share
-            here = (moment_op >= begin) & (moment_op < stop)
-            waiting[number, here] += (stacked or 1) * part
-            used = (moment_op >= two) & (moment_op < max(end[after], last[after]))
-            fetched[number, used] += part
+            here = np.searchsorted(moment_op, [begin, stop, two, max(end[after], last[after])])
+            waiting[number, here[0] : here[1]] += (stacked or 1) * part
+            fetched[number, here[2] : here[3]] += part
     return passes, bare, stored, waiting, fetched
 
 
 def _moment_ops(tables: Tables) -> Ints:
-    """``[moments]`` the op of the last allocation before memory may peak."""
+    """``[moments]`` the op of the last allocation before memory may peak, in order."""
     events = tables.events
     if not len(events):
         return np.zeros(0, dtype=np.int64)

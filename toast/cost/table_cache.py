@@ -38,6 +38,7 @@ def tables(
     vector_bytes: float = 0.0,
     loops: bool = False,
     partitioned: bool = True,
+    delays: bool = False,
 ) -> Tables:
     """:func:`toast.cost.gathering.build`, with a cache on disk.
 
@@ -48,10 +49,11 @@ def tables(
     if disk_cache.enabled() and len(space.analysis.program.ops) >= _LEAST_OPS:
         with contextlib.suppress(OSError):
             names = " ".join(term.name for term in terms)
+            passes = " ".join(space.analysis.program.passes) if delays else ""
             key = _key(
                 space,
                 f"{product_operands} {grouped_operands} {lanes} {vector_bytes} {loops} "
-                f"{partitioned} {names}",
+                f"{partitioned} {delays} {passes} {names}",
             )
     if key is not None:
         with contextlib.suppress(*disk_cache.DAMAGE):
@@ -62,6 +64,7 @@ def tables(
     built = build(
         space, terms, product_operands=product_operands, grouped_operands=grouped_operands,
         lanes=lanes, vector_bytes=vector_bytes, loops=loops, partitioned=partitioned,
+        delays=delays,
     )  # fmt: skip
     if key is not None:
         disk_cache.keep(_KIND, key, *_packed(built), "cost tables")

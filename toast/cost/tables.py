@@ -111,6 +111,7 @@ class ValueClasses(EntityTable):
     slot: Ints  # that defines it
     count: Ints  # values in a step
     bytes: Floats  # of one unsharded value
+    stored: Floats  # share of these that is in memory, unless the value is summed over devices
     sizes: Ints  # [C, R] elements along each dimension, 1 beyond its rank
     rank: Ints  # number of dimensions
     written: Floats  # accesses of a memory-bound kernel that writes it; 0 if none does

@@ -14,7 +14,7 @@ import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.liveness import Liveness
-from toast.program import Program, element_bytes
+from toast.program import Program
 
 #: Ops whose kernels take as long as their bytes: they look up rows.
 _LOOKING_UP = frozenset({"gather", "scatter"})
@@ -30,6 +30,7 @@ def stretched(
     use_value: Ints,
     accesses: Ints,
     written: Bools,
+    size: Floats,
     vector_bytes: float,
 ) -> tuple[Floats, Floats, Floats]:
     """``[uses]`` accesses of each use's value, and ``[values]`` those of writes, as they take time.
@@ -37,7 +38,8 @@ def stretched(
     Then, ``[values]``, the share of a value that its kernel can write without taking longer.
 
     ``accesses`` (``[uses]``) are those of kernels that are bound by memory, and ``written``
-    (``[values]``) says which values they write.  The vector unit takes as long for an element as
+    (``[values]``) says which values they write.  ``size`` (``[values]``) has the bytes of values in
+    memory.  The vector unit takes as long for an element as
     the memory for ``vector_bytes``; 0 for a unit that bounds nothing.  If it takes longer for the
     elements of a kernel's largest array than the memory for all its bytes, the accesses of the
     kernel are multiplied by the ratio.
@@ -47,7 +49,6 @@ def stretched(
         return reads, writes, np.zeros(len(program.values))
     types = [value.type for value in program.values]
     elements = np.array([math.prod(type_.shape) for type_ in types], dtype=np.float64)
-    size = elements * [element_bytes(type_.dtype) for type_ in types]
     maker = np.array([value.op for value in program.values], dtype=np.int64)
     kinds = [program.kind(op) for op in range(len(program.ops))]
     updating = np.array([kind == UPDATING for kind in kinds])

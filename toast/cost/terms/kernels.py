@@ -205,7 +205,10 @@ class Writes(LocalTerm):
         values, hardware = layout.tables.values, layout.machine.hardware
         share = np.where(values.constant, hardware.single_op_share, 1.0)
         rate = hardware.memory_bytes_per_s * share
-        return np.asarray(layout.value_bytes * (values.written * values.count / rate))
+        size = layout.value_bytes
+        if (values.stored < 1).any():
+            size = size * layout.stored
+        return np.asarray(size * (values.written * values.count / rate))
 
 
 class Latencies(LocalTerm):

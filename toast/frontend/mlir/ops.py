@@ -439,8 +439,16 @@ class ModuleSource:
 
     def location(self, op: int) -> Location:
         """The source location of an op of the program."""
-        operation = self.operations[op]
-        return Location() if operation is None else location(operation, self.file)
+        if op not in self._locations:
+            operation = self.operations[op]
+            place = Location() if operation is None else location(operation, self.file)
+            self._locations[op] = place
+        return self._locations[op]
+
+    @functools.cached_property
+    def _locations(self) -> dict[int, Location]:
+        """The locations that were asked for: passes, notes and files ask for all of them."""
+        return {}
 
     def copied(self) -> ModuleSource:
         """The same places in an independent copy of the module."""

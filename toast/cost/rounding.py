@@ -1,0 +1,95 @@
+"""What products round: XLA keeps float32 values in the element type of products where it can.
+
+Products on a TPU's matrix unit round float32 operands to bfloat16.  A value that only products read
+is rounded by the kernel that computes it, and takes half of the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from toast.cost.entities import Bools, Ints
+from toast.cost.liveness import BARRIERS, ROOTS, Liveness, loops_of
+from toast.program import Program
+from toast.space import PRODUCTS
+
+#: Ops that change no element.
+_MOVING = frozenset({"reshape", "transpose", "optimization_barrier"})
+
+#: Ops between a value and a product whose kernel computes them.
+_FUSED = frozenset({
+    "reshape", "transpose", "broadcast_in_dim", "slice", "reduce_precision",
+    "sdy_sharding_constraint",
+})  # fmt: skip
+
+#: Products that read rounded operands.
+_ROUNDING = PRODUCTS - {"convolution"}
+
+#: Ops whose results have the element type of the program.
+_WHOLE = (BARRIERS - PRODUCTS) | (ROOTS - {"reduce", "concatenate", "gather"}) | {"argument"}
+
+
+def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Bools:
+    """``[values]`` whether a float32 value is in memory in the element type of products.
+
+    So are those that nothing but matrix products reads, directly or through ops that move elements.
+    Convolutions read images in float32.
+    """
+    uses: list[list[int]] = [[] for _ in program.values]
+    for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
+        uses[value].append(op)
+    rounded = np.zeros(len(program.values), dtype=bool)
+    for number in range(len(program.values) - 1, -1, -1):
+        value = program.values[number]
+        rounded[number] = (
+            value.type.dtype == "f32"
+            and bool(uses[number])
+            and program.kind(value.op) not in _WHOLE
+            and all(
+                program.kind(op) in _ROUNDING
+                or (program.kind(op) in _FUSED and rounded[program.ops[op].results[0]])
+                for op in uses[number]
+            )
+        )
+    return np.asarray(rounded & live.exists)
+
+
+def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:
+    """Stacked float32 arguments of which loops only use slices that they round to bfloat16.
+
+    Products round their operands, too.  XLA rounds the whole stack before the first such loop,
+    instead of each slice.  Each entry has the argument's value and the first and the last op
+    between which it has the copy.
+    """
+    copies: dict[int, tuple[int, int]] = {}
+    uses: dict[int, list[int]] = {}
+    for number, op in enumerate(program.ops):
+        for value in op.operands:
+            uses.setdefault(value, []).append(number)
+    arguments = {*program.argument_values}
+    for begin, _, end in loops_of(program):
+        for number in range(begin, end):
+            op = program.ops[number]
+            if program.kind(number) != "dynamic_slice" or op.operands[0] not in arguments:
+                continue
+            value = op.operands[0]
+            if program.values[value].type.dtype == "f32" and _rounded(program, uses, number):
+                first, last = copies.get(value, (begin, end))
+                copies[value] = min(first, begin), max(last, end)
+    return [(value, first, last) for value, (first, last) in copies.items()]
+
+
+def _rounded(program: Program, uses: Mapping[int, Sequence[int]], number: int) -> bool:
+    """Whether an op's result, of type float32, has no use but rounded to bfloat16."""
+    users = uses.get(program.ops[number].results[0], ())
+    for user in users:
+        kind = program.kind(user)
+        if kind == "convert":
+            rounded = program.values[program.ops[user].results[0]].type.dtype == "bf16"
+        else:
+            rounded = kind in PRODUCTS or (kind in _MOVING and _rounded(program, uses, user))
+        if not rounded:
+            return False
+    return len(users) > 0
