@@ -819,6 +819,8 @@ def _products(analysis: Analysis, representative: Ints, products: Ints, factors:
     sizes = np.ones((len(products), 4))
     groups = np.full((len(products), factors + 1), 4, dtype=np.int64)
     vector = np.zeros(len(products), dtype=bool)
+    tile = np.ones((len(products), 2), dtype=np.int64)
+    tile_factor = np.full((len(products), 2), factors, dtype=np.int64)
     for row, k in enumerate(products.tolist()):
         number = analysis.names.signature[representative[k]]
         rule, signature = analysis.rules[number], analysis.program.signatures[number]
@@ -850,7 +852,13 @@ def _products(analysis: Analysis, representative: Ints, products: Ints, factors:
             and sizes[row, 2] > 1
             and any(rule.factors[f].size > 1 for f in left & right & result)
         )
-    return Products(products, sizes, groups, vector)
+        larger = max((0, 1), key=lambda n: math.prod(signature.operands[n].shape))
+        stacks = rule.operands[larger][-2:]
+        if vector[row] and all(len(stack) == 1 for stack in stacks):
+            last = [stack[0] for stack in stacks]
+            if last[0] in left & right & result:
+                tile[row], tile_factor[row] = signature.operands[larger].shape[-2:], last
+    return Products(products, sizes, groups, vector, tile, tile_factor)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ BARRIERS = PRODUCTS | {
 }  # fmt: skip
 
 #: Rows of the tiles in which devices with lanes keep arrays.
-_SUBLANES = 8
+SUBLANES = 8
 
 #: Ops that fuse their operands and whose results are in memory.
 ROOTS = frozenset({"reduce", "reduce_window", "dynamic_update_slice", "concatenate", "gather"})
@@ -67,7 +67,6 @@ _ROUNDING = frozenset({"reshape", "transpose", "convert", "broadcast_in_dim", "s
 _PLACING = frozenset({
     "reshape", "transpose", "optimization_barrier", "sdy_sharding_constraint", "broadcast_in_dim",
 })  # fmt: skip
-
 
 #: Products that XLA runs before one that only the optimizer needs, where it hides all-gathers
 #: behind products.  Fitted to the peaks of programs that XLA compiled; a layer has about as many.
@@ -333,7 +332,7 @@ def _relayouts(program: Program, kinds: list[str], lanes: int) -> list[int]:
         if all(shapes):
             few, many = sorted(shape[-1] for shape in shapes)
             if 1 < few < many and many % few == 0:
-                if few % _SUBLANES:
+                if few % SUBLANES:
                     found.append(number)
                 elif few % lanes:
                     whole[number] = max(shapes, key=len)

@@ -67,6 +67,9 @@ class Products(EntityTable):
     size: Floats  # [P, 4] rows, columns and depth of one product, and products in a batch
     group: Ints  # [P, F + 1] which of these a factor shards: 0 to 3, or 4 for none
     vector: Bools  # a batch of products of a vector and a matrix
+    #: Of the larger operand of such a product: its last two dimensions, and their factors.
+    tile: Ints  # [P, 2], 1 without such a product
+    tile_factor: Ints  # [P, 2], F without such a product or if the product sums over the rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ import numpy as np
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Entity, Floats, Ints
 from toast.cost.layout import Layout, LocalLayout, slot_dims
+from toast.cost.liveness import SUBLANES
 from toast.cost.loops import ADDED
 from toast.cost.terms.buffers import ROUNDED
 from toast.cost.terms.term import LocalTerm, StepPart, Term
@@ -44,7 +45,8 @@ class ProductWork(LocalTerm):
         rate = hardware.vector_products_per_s
         if rate < np.inf and t.products.vector.any():
             sums = (t.ops.flops / 2 * t.ops.count)[op_class] / rate
-            flops = np.where(t.products.vector, sums / shards, flops)
+            sums = sums / shards * self.tile_share(layout, held)
+            flops = np.where(t.products.vector, sums, flops)
         dims = slot_dims(t, layout.held, t.tensors.slot)
         tensors = t.tensors.bytes / layout.devices[axes_of(dims >= 0)]
         # Arguments are in memory, whatever their size: a step reads them at least once.
@@ -60,6 +62,18 @@ class ProductWork(LocalTerm):
             flops, hardware.products.moved_results(stored, away), moved, count, memory
         )
         return np.asarray(seconds + hardware.product_latency_s * count)
+
+    def tile_share(self, layout: LocalLayout, held: Ints) -> Floats:
+        """``[S, P]`` the rows of a tile over those that a product of vectors uses of it.
+
+        A cache ``[batch, keys, heads, size]`` of two heads is in tiles of two rows, although the
+        unit works on eight.  XLA picks another layout if the last two dimensions would be padded.
+        """
+        products, lanes = layout.tables.products, layout.machine.hardware.lanes
+        shares = [layout.devices[axes_of(held == f[:, None])] for f in products.tile_factor.T]
+        rows, width = (products.tile / np.stack(shares, axis=2)).transpose(2, 0, 1)
+        few = (rows > 1) & (rows < SUBLANES) & (np.exp2(np.rint(np.log2(rows))) == rows)
+        return np.where(few & (width % lanes == 0), SUBLANES / rows, 1.0)
 
     def local_size(self, layout: LocalLayout, held: Ints) -> Floats:
         """``[S, P, 4]`` rows, columns and depth of a device's part of each product, and its batch.
