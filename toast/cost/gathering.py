@@ -156,7 +156,7 @@ def build(
     slot_table = slots.table(classes.divisor.shape[1])
     op_class_of_value = classes.of_op[[value.op for value in program.values]]
     rules = [analysis.rules[names.signature[op]] for op in classes.representative]
-    ops, dtypes = _op_classes(space, rules)
+    ops, dtypes = _op_classes(space, rules, live.kinds)
     factors = classes.divisor.shape[1]
     reduces = _summed_factors(rules, factors)
     # A result that has a reduced factor as a dimension (a gradient of attention) is no sum over it.
@@ -214,6 +214,7 @@ def build(
         share=np.minimum(
             _rounded(
                 program,
+                live.kinds,
                 names.use_op,
                 names.use_value,
                 grouped,
@@ -267,11 +268,13 @@ def build(
     )  # fmt: skip
 
 
-def _op_classes(space: Space, rules: Sequence[SignatureRule]) -> tuple[OpClasses, tuple[str, ...]]:
+def _op_classes(
+    space: Space, rules: Sequence[SignatureRule], kinds: Sequence[str]
+) -> tuple[OpClasses, tuple[str, ...]]:
     """The op classes, and the element types that determine their peak FLOP/s."""
     program, classes = space.analysis.program, space.classes
     representative = classes.representative.tolist()
-    product = np.array([program.kind(op) in PRODUCTS for op in representative], dtype=bool)
+    product = np.array([kinds[op] in PRODUCTS for op in representative], dtype=bool)
     dtype = [_peak_dtype(program, op) for op in representative]
     dtypes = tuple(dict.fromkeys(dtype))
     table = OpClasses(
@@ -304,7 +307,7 @@ def _early(
     looped = np.zeros(len(program.ops), dtype=bool)
     for loop in loops_of(program):
         looped[loop.begin : loop.end + 1] = True
-    product = np.array([program.kind(op) in PRODUCTS for op in range(len(program.ops))], dtype=bool)
+    product = np.array([kind in PRODUCTS for kind in live.kinds], dtype=bool)
     early = np.ones(len(grouped.use_value), dtype=bool)
     np.logical_and.at(early, grouped.of_use, (ready[use_value] & (product & ~looped)[use_op]))
     return early
@@ -492,7 +495,7 @@ def _kernels(
     of loops, need none; neither do values that are only ``allocated``.
     """
     maker = np.array([value.op for value in program.values], dtype=np.int64)
-    kinds = [program.kind(op) for op in range(len(program.ops))]
+    kinds = live.kinds
     alone = np.array([
         kind not in PRODUCTS and (kind == UPDATING or kind not in _IN_PLACE) for kind in kinds
     ], dtype=bool) & ~priced  # fmt: skip
@@ -759,8 +762,7 @@ def _accesses(
     host: HostMemory,
 ) -> Ints:
     """``[uses]`` how often memory-bound kernels access the value of a use."""
-    kinds = [program.kind(op) for op in range(len(program.ops))]
-    accesses = np.zeros(len(use_op), dtype=np.int64)
+    kinds, accesses = live.kinds, np.zeros(len(use_op), dtype=np.int64)
     kernels: set[tuple[int, int]] = set()  # (value, kernel) of the reads so far
     for use, (op, index, value) in enumerate(
         zip(use_op.tolist(), use_index.tolist(), use_of.tolist(), strict=True)
@@ -788,7 +790,7 @@ def _accesses(
 def _written(program: Program, live: Liveness, priced: Bools, host: HostMemory) -> Bools:
     """``[values]`` whether a memory-bound kernel writes a value."""
     maker = np.array([value.op for value in program.values], dtype=np.int64)
-    kinds = [program.kind(op) for op in maker.tolist()]
+    kinds = [live.kinds[op] for op in maker.tolist()]
     elsewhere = np.array([kind in PRODUCTS or kind in _IN_PLACE for kind in kinds], dtype=bool)
     allocated = allocated_only(program) & constant_values(program)
     return np.asarray(
@@ -946,7 +948,12 @@ def _transcendentals(program: Program, grouped: _Grouped) -> Floats:
 
 
 def _rounded(
-    program: Program, use_op: Ints, use_of: Ints, grouped: _Grouped, operands: Mapping[str, str]
+    program: Program,
+    kinds: Sequence[str],
+    use_op: Ints,
+    use_of: Ints,
+    grouped: _Grouped,
+    operands: Mapping[str, str],
 ) -> Floats:
     """``[U]`` bytes of an element as products receive it, over those of the value's element.
 
@@ -961,8 +968,8 @@ def _rounded(
     if not rounded:
         return share
     for use, (op, value) in enumerate(zip(use_op.tolist(), use_of.tolist(), strict=True)):
-        if program.kind(op) in rounded and program.values[value].type.dtype == "f32":
-            share[grouped.of_use[use]] = rounded[program.kind(op)]
+        if kinds[op] in rounded and program.values[value].type.dtype == "f32":
+            share[grouped.of_use[use]] = rounded[kinds[op]]
     return share
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
+from toast.cost.kernel_kinds import kernel_kinds
 from toast.cost.overwriting import overwriting
 from toast.cost.tables import CopyPairs, EntityTable
 from toast.program import Program, Signature, element_bytes
@@ -104,6 +105,8 @@ class Liveness:
     early: Ints
     #: ``[ops]`` the last kernel that computes an op, if no op is computed early.
     late: Ints
+    #: ``[ops]`` their kinds, as kernels have them: what they take time for.
+    kinds: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,12 +163,12 @@ class LiveRanges:
     @functools.cached_property
     def of_products(self) -> Ints:
         """Uses by products."""
-        product = np.array([self.program.kind(op) in PRODUCTS for op in self.use_op.tolist()])
+        product = np.array([self.live.kinds[op] in PRODUCTS for op in self.use_op.tolist()])
         return np.flatnonzero(product)
 
     def is_computed(self, value: int) -> bool:
         """Whether a value that is not in memory is more than one that is, moved."""
-        kind = self.program.kind(self.maker[value])
+        kind = self.live.kinds[self.maker[value]]
         if kind in SOURCES or self.live.exists[value]:
             return False
         (first, *rest) = self.program.ops[self.maker[value]].operands or (value,)
@@ -223,8 +226,7 @@ def liveness(
     unrolled layers to hide all-gathers behind them.
     """
     count = len(program.values)
-    kinds = [signature.kind for signature in program.signatures]
-    kind_of_op = [kinds[op.signature] for op in program.ops]
+    kind_of_op = [program.kind(op) for op in range(len(program.ops))]
     if lanes > 1:
         for number in _relayouts(program, kind_of_op, lanes) if partitioned else ():
             kind_of_op[number] = "relayout"
@@ -285,7 +287,18 @@ def liveness(
     late = _kernel_ends(program, kind_of_op, uses, exists, np.arange(len(program.ops)))
     by_product = np.zeros(count, dtype=bool)
     by_product[[softmax.exponential for softmax in softmaxes]] = True
-    return Liveness(exists, aliased, by_product, start, in_place, end, use_end, early, late)
+    return Liveness(
+        exists,
+        aliased,
+        by_product,
+        start,
+        in_place,
+        end,
+        use_end,
+        early,
+        late,
+        kernel_kinds(program, lanes),
+    )
 
 
 def _delay_products(

@@ -46,10 +46,10 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
         rounded[number] = (
             value.type.dtype == "f32"
             and bool(uses[number])
-            and program.kind(value.op) not in _WHOLE
+            and live.kinds[value.op] not in _WHOLE
             and all(
-                program.kind(op) in _ROUNDING
-                or (program.kind(op) in _FUSED and rounded[program.ops[op].results[0]])
+                live.kinds[op] in _ROUNDING
+                or (live.kinds[op] in _FUSED and rounded[program.ops[op].results[0]])
                 for op in uses[number]
             )
         )
