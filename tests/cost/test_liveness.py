@@ -127,6 +127,36 @@ def test_a_token_attends_to_a_cache_on_the_vector_unit() -> None:
     assert seconds(8) < seconds(1) / 2, "the matrix unit computes several rows at once"
 
 
+@pytest.mark.parametrize(
+    ("heads", "size", "share"),
+    [(16, 128, 1), (4, 128, 2), (2, 128, 4), (1, 128, 1), (3, 128, 1), (2, 64, 1)],
+)
+def test_few_heads_of_a_cache_use_parts_of_tiles(heads: int, size: int, share: float) -> None:
+    """XLA transposes caches whose last dimensions would be padded; then keys are the rows."""
+
+    def decode(query: jax.Array, cache: jax.Array) -> jax.Array:
+        return jnp.einsum("bsnk,btnk->bnst", query, cache)
+
+    analysis = analyzed(decode, shape(8, 1, heads, size), shape(8, 65536, heads, size))
+    model = CostModel(Space(analysis, Mesh.parse("data=2")), load("tpu-v5e"))
+    work = share * 8 * 65536 * heads * size / load("tpu-v5e").vector_products_per_s
+    seconds = model.price(model.space.initial[None]).matmul_seconds[0]
+    assert seconds == pytest.approx(work, rel=0.1)
+
+
+def test_devices_that_share_heads_have_parts_of_tiles() -> None:
+    def decode(query: jax.Array, cache: jax.Array) -> jax.Array:
+        return jnp.einsum("bsnk,btnk->bnst", query, cache)
+
+    analysis = analyzed(decode, shape(8, 1, 8, 128), shape(8, 65536, 8, 128))
+    space = Space(analysis, Mesh.parse("model=4"))
+    model = CostModel(space, load("tpu-v5e"))
+    states = np.stack([space.initial, *space.apply_each(space.initial, range(len(space.actions)))])
+    whole, *shared = model.price(states).matmul_seconds.tolist()
+    # A quarter of the batch or of the keys takes a quarter of the time; two of eight heads, all.
+    assert {round(4 * each / whole) for each in shared} == {1, 4}
+
+
 def test_arrays_are_padded_in_two_dimensions() -> None:
     space = Space(analyzed(lambda x: x + 1, shape(16, 16)), Mesh.parse("data=4"))
     machine = CostModel(space, load("tpu-v5e")).machine

@@ -47,7 +47,8 @@ class Verdict:
     output_bytes: float
     alias_bytes: float
     temporary_bytes: float
-    #: The maximum of live bytes; the heap has gaps, so the peak may be higher.
+    #: The maximum of live bytes that the compiler's report states.  It leaves out values: by the
+    #: live ranges in the same report, more are alive.
     live_bytes: float
     #: Whether XLA rejects the program because it does not fit.
     out_of_memory: bool
