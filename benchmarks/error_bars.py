@@ -96,7 +96,7 @@ class Sample:
     @property
     def step(self) -> float:
         """The logarithm of XLA's step over ours; NaN if unknown."""
-        theirs = 1e-3 * self.row.xla_step_ms
+        theirs = 1e-3 * self.row.known_step_ms
         return float(np.log(theirs / self.linked_seconds)) if theirs > 0 else float("nan")
 
 
@@ -317,7 +317,7 @@ def coverage(plans: Sequence[Sample]) -> list[str]:
                     low *= 0.999
                     width.append((high - low) / ours.peak_bytes)
                 else:
-                    theirs = 1e-3 * plan.row.xla_step_ms
+                    theirs = 1e-3 * plan.row.known_step_ms
                     if not theirs > 0:
                         continue
                     step = plan.linked_seconds

@@ -121,6 +121,15 @@ class Row:
         return self.verdict == "compiled"
 
     @property
+    def known_step_ms(self) -> float:
+        """The compiler's step; NaN if it is unknown.
+
+        That of a program with ragged products is: the compiler's estimates count their kernels once
+        for every group, or more often.
+        """
+        return float("nan") if "ragged" in self.program else self.xla_step_ms
+
+    @property
     def fits(self) -> bool:
         """Whether we predict that it fits."""
         return self.peak_gib <= self.limit_gib
@@ -374,8 +383,8 @@ def regrets(rows: Sequence[Row]) -> dict[int, float]:
         if row.compiled or row.verdict == "out of memory":
             programs[row.seed].append(row)
     for seed, plans in programs.items():
-        plans = [row for row in plans if not row.compiled or row.xla_step_ms > 0]
-        steps = [row.xla_step_ms for row in plans if row.compiled]
+        plans = [row for row in plans if not row.compiled or row.known_step_ms > 0]
+        steps = [row.known_step_ms for row in plans if row.compiled]
         if len(steps) > 1:
             first = min(plans, key=lambda row: (not row.fits, row.step_ms))
             found[seed] = first.xla_step_ms / min(steps) if first.compiled else float("inf")
@@ -391,7 +400,7 @@ def report(rows: Sequence[Row]) -> str:
     columns: list[list[str]] = []
     for half in halves.values():
         done = [row for row in half if row.compiled]
-        timed = [row for row in done if row.xla_step_ms > 0]
+        timed = [row for row in done if row.known_step_ms > 0]
         judged = [row for row in half if row.compiled or row.verdict == "out of memory"]
         said = [row for row in judged if row.fits]
         wrongly = sum(not row.compiled for row in said)
@@ -438,7 +447,7 @@ def report(rows: Sequence[Row]) -> str:
 def pages(annotated: Sequence[Row], local: Sequence[Row]) -> str:
     """The reports of both ways to run plans, and the steps of one over those of the other."""
     steps = [
-        {row.seed: row.xla_step_ms for row in rows if row.found and row.xla_step_ms > 0}
+        {row.seed: row.known_step_ms for row in rows if row.found and row.known_step_ms > 0}
         for rows in (annotated, local)
     ]
     ratios = np.array([steps[1][seed] / steps[0][seed] for seed in steps[0].keys() & steps[1]])
