@@ -59,6 +59,12 @@ ODDS = 0.8
 #: The odds at which a plan counts as one that fits; at the opposite odds, it does not.
 SURE = 0.95
 
+#: The quantiles from the last to that through which a tail goes.
+_TAIL = 3
+
+#: Log-odds beyond which no program is enough to tell: nothing is certain.
+_CERTAIN = 25.0
+
 FILE = pathlib.Path(__file__).with_name("error_bars.toml")
 
 #: A figure of one state, or of ``[S]``.
@@ -133,14 +139,24 @@ class Spread:
         if ratio <= 0:
             return 0.0
         place = (math.log(ratio) - self.location) / self.scale
-        return 1 / (1 + math.exp(-max(_line(place, self.quantiles, self.logits), -700.0)))
+        logit = _line(place, self.quantiles, self.logits)
+        return 1 / (1 + math.exp(-min(max(logit, -_CERTAIN), _CERTAIN)))
 
 
 def _line(x: float, xs: Floats, ys: Floats) -> float:
-    """The piecewise linear function through points, which goes on as at its ends."""
-    i = min(max(int(np.searchsorted(xs, x)), 1), len(xs) - 1)
-    slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
-    return float(ys[i - 1] + slope * (x - xs[i - 1]))
+    """The piecewise linear function through points, which goes on as through the last few.
+
+    The last two of many measured quantiles are those of a few programs.
+    """
+    last = len(xs) - 1
+    if x < xs[0]:
+        i, j = 0, min(_TAIL, last)
+    elif x > xs[last]:
+        i, j = last, max(last - _TAIL, 0)
+    else:
+        j = min(max(int(np.searchsorted(xs, x)), 1), last)
+        i = j - 1
+    return float(ys[i] + (ys[j] - ys[i]) / (xs[j] - xs[i]) * (x - xs[i]))
 
 
 @dataclasses.dataclass(frozen=True)
