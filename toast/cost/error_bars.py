@@ -59,10 +59,10 @@ ODDS = 0.8
 #: The odds at which a plan counts as one that fits; at the opposite odds, it does not.
 SURE = 0.95
 
-#: The quantiles from the last to that through which a tail goes.
+#: A tail is the line through the last quantile and the one so many places before it.
 _TAIL = 3
 
-#: Log-odds beyond which no program is enough to tell: nothing is certain.
+#: The most log-odds: too few programs are known to be more certain.
 _CERTAIN = 25.0
 
 FILE = pathlib.Path(__file__).with_name("error_bars.toml")

@@ -13,7 +13,7 @@ def kernel_kinds(program: Program, lanes: int) -> list[str]:
     ``lanes`` are the elements of a row of the device's tiles, 1 for none.  With tiles, products
     that need no matrix unit are other ops: without a sum, an elementwise ``multiply``, and of two
     vectors, a ``reduce``.  State spaces have both.  XLA fuses many of them into products; their
-    results count as stored, since copies that are not priced take about as much in their place.
+    results count as stored all the same, which makes up for copies without a price.
     """
     kinds = [signature.kind for signature in program.signatures]
     if lanes > 1:

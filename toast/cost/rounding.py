@@ -34,7 +34,7 @@ _WHOLE = (BARRIERS - PRODUCTS) | (ROOTS - {"reduce", "concatenate", "gather"}) |
 def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Bools:
     """``[values]`` whether a float32 value is in memory in the element type of products.
 
-    So are those that nothing but matrix products reads, directly or through ops that move elements.
+    It is if only matrix products read the value, directly or through ops that move elements.
     Convolutions read images in float32.
     """
     uses: list[list[int]] = [[] for _ in program.values]

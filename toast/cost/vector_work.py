@@ -39,10 +39,9 @@ def stretched(
 
     ``accesses`` (``[uses]``) are those of kernels that are bound by memory, and ``written``
     (``[values]``) says which values they write.  ``size`` (``[values]``) has the bytes of values in
-    memory.  The vector unit takes as long for an element as
-    the memory for ``vector_bytes``; 0 for a unit that bounds nothing.  If it takes longer for the
-    elements of a kernel's largest array than the memory for all its bytes, the accesses of the
-    kernel are multiplied by the ratio.
+    memory.  The vector unit takes as long for an element as the memory for ``vector_bytes``; 0 for
+    a unit that bounds nothing.  If it takes longer for the elements of a kernel's largest array
+    than the memory for all its bytes, the accesses of the kernel are multiplied by the ratio.
     """
     reads, writes = accesses.astype(np.float64), written.astype(np.float64)
     if not vector_bytes:
