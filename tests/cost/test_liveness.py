@@ -157,6 +157,50 @@ def test_devices_that_share_heads_have_parts_of_tiles() -> None:
     assert {round(4 * each / whole) for each in shared} == {1, 4}
 
 
+@pytest.mark.parametrize("scanned", [True, False])
+def test_gradients_of_weights_wait_for_products_of_unrolled_layers(scanned: bool) -> None:
+    """Their operands stay in memory for twelve more products, or until the last one."""
+    layers = 16
+
+    def step(weights: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(weights: jax.Array) -> jax.Array:
+            y = x
+            if scanned:
+                y = jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), y, weights)[0]
+            else:
+                for number in range(layers):
+                    y = jnp.tanh(y @ weights[number])
+            return (y.astype(jnp.float32) ** 2).sum()
+
+        return weights - jax.grad(loss)(weights)
+
+    analysis = analyzed(step, shape(layers, 256, 256), shape(512, 256))
+    program, names = analysis.program, analysis.names
+    ends = [
+        liveness(program, names.use_op, names.use_value, lanes=128, delays=delays).use_end
+        for delays in (False, True)
+    ]
+    moved = np.flatnonzero(ends[1] > ends[0])
+    if scanned:
+        assert not len(moved), "each iteration ends before the next begins"
+        return
+    products = [
+        op for op in range(len(program.ops))
+        if program.kind(op) == "dot_general" and program.passes[op] == "backward"
+    ]  # fmt: skip
+    delayed = sorted({int(names.use_op[use]) for use in moved})
+    assert len(delayed) >= layers - 2, "all gradients of weights but the last"
+    assert {*delayed} < {*products}
+    for use in moved:
+        place = products.index(int(names.use_op[use]))
+        assert ends[1][use] == products[min(place + 12, len(products) - 1)]
+
+
+@pytest.mark.parametrize(("hardware", "waits"), [("tpu-v5e", True), ("tpu-v6e", False)])
+def test_they_wait_where_all_gathers_are_hidden(hardware: str, waits: bool) -> None:
+    assert ("all_gather" in load(hardware).background) == waits
+
+
 def test_arrays_are_padded_in_two_dimensions() -> None:
     space = Space(analyzed(lambda x: x + 1, shape(16, 16)), Mesh.parse("data=4"))
     machine = CostModel(space, load("tpu-v5e")).machine
