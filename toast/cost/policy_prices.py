@@ -490,7 +490,8 @@ class PolicyMemo(Memo):
         copies = np.where(at.shared, 0.0, at.copies)
         self._size.append(
             np.stack([
-                piece.total(Entity.VALUE_CLASS, layout.value_memory),
+                # What is kept is not rounded, whoever reads it.
+                piece.total(Entity.VALUE_CLASS, layout.value_memory / layout.stored),
                 cut.total(Entity.USE_CLASS, copies),
             ], axis=1)
         )  # fmt: skip

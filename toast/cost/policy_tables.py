@@ -91,7 +91,8 @@ class PolicyTables:
     bare_passes: Floats
     runs: Floats
     #: ``[R]`` the share of its values that are in memory even if nothing asks to keep them: a
-    #: program without blocks keeps these alone.
+    #: program without blocks keeps these alone, in the element type of products if only these read
+    #: them.
     stored: Floats
     #: ``[R, moments]`` how many of its values are in memory if it is kept, beside those of the
     #: forward pass that are there anyway, for each moment at which memory may peak; and how many
@@ -338,6 +339,8 @@ def _kept_values(
                 begin = end[before] if written else one
                 stop = end[after] if read else last[after]
                 share *= written or read
+                # A program without blocks rounds what only products read.
+                share *= tables.values.stored[tables.value_class[after]]
             # A kernel that the vector unit bounds has time to write and to read what is kept.  What
             # is stacked is copied by kernels of its own.
             write = 1.0 if written or stacked else 1.0 - tables.idle[before]

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from toast.errors import SearchError, TargetError
+from toast.errors import PlanError, SearchError, TargetError
 from toast.plan.plan import Plan
 from toast.plan.policy_bound import policy_bound
 from toast.plan.survey_policies import GAIN, SurveyedChoice, SurveyPolicies
@@ -319,6 +319,11 @@ class _JointSearch:
             self._progress(f"remat {name}{count}")
         try:
             return self._plan_with(policy, start=start, microbatches=self._microbatches)
+        except PlanError:
+            if start is None:
+                raise
+            # The start may shard nothing but ops that do not run with this policy.
+            return self._attempt(policy, name)
         except SearchError as error:  # no plan is within the limit of the user
             self.too_large = error
             return None
