@@ -48,8 +48,8 @@ _NEEDING = (BARRIERS - PRODUCTS) | {"return"}
 #: Ops whose results are always in memory.
 _STORED = BARRIERS | ROOTS | {"argument"}
 
-#: Products that XLA may delay.
-_MATRIX_PRODUCTS = PRODUCTS - {"convolution"}
+#: Products that round their operands, and that XLA may delay.
+MATRIX_PRODUCTS = PRODUCTS - {"convolution"}
 
 #: Attributes of a scatter: dimensions of its rows, and those that an index determines.
 _SCATTERED_DIMS = ("input_batching_dims", "inserted_window_dims")
@@ -313,7 +313,7 @@ def _delay_products(
     for begin, _, end in loops_of(program):
         looped[begin : end + 1] = True
     backward = np.array([each in ("backward", "recomputed") for each in program.passes], dtype=bool)
-    product = np.array([kind in _MATRIX_PRODUCTS for kind in kinds], dtype=bool)
+    product = np.array([kind in MATRIX_PRODUCTS for kind in kinds], dtype=bool)
     any_product = np.array([kind in PRODUCTS for kind in kinds], dtype=bool)
     needed = np.zeros(len(program.ops), dtype=bool)  # whether a product or a loop needs its results
     for number in range(len(program.ops) - 1, -1, -1):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from toast.cost.entities import Bools, Ints
-from toast.cost.liveness import BARRIERS, ROOTS, Liveness, loops_of
+from toast.cost.liveness import BARRIERS, MATRIX_PRODUCTS, ROOTS, Liveness, loops_of
 from toast.program import Program
 from toast.space import PRODUCTS
 
@@ -23,9 +23,6 @@ _FUSED = frozenset({
     "reshape", "transpose", "broadcast_in_dim", "slice", "reduce_precision",
     "sdy_sharding_constraint",
 })  # fmt: skip
-
-#: Products that read rounded operands.
-_ROUNDING = PRODUCTS - {"convolution"}
 
 #: Ops whose results have the element type of the program.
 _WHOLE = (BARRIERS - PRODUCTS) | (ROOTS - {"reduce", "concatenate", "gather"}) | {"argument"}
@@ -48,7 +45,7 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
             and bool(uses[number])
             and live.kinds[value.op] not in _WHOLE
             and all(
-                live.kinds[op] in _ROUNDING
+                live.kinds[op] in MATRIX_PRODUCTS
                 or (live.kinds[op] in _FUSED and rounded[program.ops[op].results[0]])
                 for op in uses[number]
             )
