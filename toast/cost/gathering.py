@@ -14,6 +14,7 @@ from toast.cost.argument_views import argument_views
 from toast.cost.constant_values import constant_values, remade_values
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
 from toast.cost.host_memory import HostMemory, host_memory
+from toast.cost.kernel_kinds import of_vectors
 from toast.cost.liveness import (
     EXPENSIVE,
     PASSED_ON,
@@ -21,12 +22,14 @@ from toast.cost.liveness import (
     Liveness,
     LiveRanges,
     allocated_only,
+    dimensions_in,
     liveness,
     loops_of,
 )
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
 from toast.cost.product_layouts import GROUPED, ProductLayouts
+from toast.cost.product_reads import read_by_products, read_shares
 from toast.cost.rounding import rounded_stacks, stored_rounded
 from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
@@ -45,7 +48,14 @@ from toast.cost.tables import (
     ValueClasses,
 )
 from toast.cost.vector_work import UPDATING, stretched
-from toast.program import QUANTITIES, KernelCost, Program, element_bytes, has_collective
+from toast.program import (
+    QUANTITIES,
+    KernelCost,
+    Program,
+    Signature,
+    element_bytes,
+    has_collective,
+)
 from toast.space import NONE, PRODUCTS, Space
 
 if TYPE_CHECKING:
@@ -95,6 +105,7 @@ def build(
     grouped_operands: str = "",
     lanes: int = 1,
     vector_bytes: float = 0.0,
+    relayout_bytes: float = 0.0,
     loops: bool = False,
     partitioned: bool = True,
     delays: bool = False,
@@ -104,7 +115,7 @@ def build(
     ``terms`` are those of the price: the timeline has a block of columns for each term with
     buffers.  ``product_operands`` is the element type to which products round float32 operands, or
     empty, and ``grouped_operands`` that of products of groups; ``lanes`` are the elements of a row
-    of the device's tiles, 1 for none, and ``vector_bytes`` is that of
+    of the device's tiles, 1 for none, and ``vector_bytes`` and ``relayout_bytes`` are those of
     :func:`toast.cost.vector_work.stretched`.  With ``loops``, products may be computed shard by
     shard beside permutes.  ``partitioned`` is whether XLA partitions the program, rather than
     compiles that of one device, and ``delays`` is that of :func:`toast.cost.liveness.liveness`.
@@ -127,17 +138,21 @@ def build(
         math.prod(v.type.shape) * element_bytes(v.type.dtype)
         for v in program.values
     ], dtype=np.float64)  # fmt: skip
-    stored = np.ones(len(program.values))
+    stored, of_products = np.ones(len(program.values)), np.zeros(len(names.use_op), dtype=bool)
+    if lanes > 1:
+        of_products = read_by_products(program, live, names.use_op, names.use_value)
     if lanes > 1 and product_operands:
         half = element_bytes(product_operands) / element_bytes("f32")
         stored[stored_rounded(program, live, names.use_op, names.use_value)] = half
     *accesses, idle = stretched(
         program, live, names.use_op, names.use_value,
-        _accesses(program, names.use_op, names.use_index, names.use_value, live, priced, host)
-        + layouts.again,
+        _accesses(
+            program, names.use_op, names.use_index, names.use_value, live, priced, host,
+            of_products,
+        ) + layouts.again,
         _written(program, live, priced, host),
         value_bytes * stored,
-        vector_bytes,
+        vector_bytes, relayout_bytes,
     )  # fmt: skip
     grouped = _group_values(
         program,
@@ -245,7 +260,9 @@ def build(
         slots=slot_table,
         ops=ops,
         products=products,
-        tensors=slots.tensors(products.op_class, stored),
+        tensors=slots.tensors(
+            products.op_class, stored * read_shares(program, live) if lanes > 1 else stored
+        ),
         kernels=kernels,
         kernel_tensors=slots.kernel_tensors(np.unique(kernels.op_class), rules),
         values=values,
@@ -760,8 +777,12 @@ def _accesses(
     live: Liveness,
     priced: Bools,
     host: HostMemory,
+    of_products: Bools,
 ) -> Ints:
-    """``[uses]`` how often memory-bound kernels access the value of a use."""
+    """``[uses]`` how often memory-bound kernels access the value of a use.
+
+    They do not if it is ``of_products`` (``[uses]``): then the kernel of a product reads it.
+    """
     kinds, accesses = live.kinds, np.zeros(len(use_op), dtype=np.int64)
     kernels: set[tuple[int, int]] = set()  # (value, kernel) of the reads so far
     for use, (op, index, value) in enumerate(
@@ -770,6 +791,7 @@ def _accesses(
         # Matmuls and priced kernels have a roofline of their own; a gather reads as much as it
         # writes; the caller and loops read nothing.
         counted = kinds[op] not in PRODUCTS and kinds[op] not in _READ_NOTHING and not priced[op]
+        counted &= not of_products[use]
         # A value in memory crosses a barrier or the boundary of a region where it is.
         counted &= kinds[op] not in PASSED_ON or not live.exists[program.ops[op].results[0]]
         # A kernel reads a value once, and its own results not at all.
@@ -823,6 +845,8 @@ def _products(analysis: Analysis, representative: Ints, products: Ints, factors:
     vector = np.zeros(len(products), dtype=bool)
     tile = np.ones((len(products), 2), dtype=np.int64)
     tile_factor = np.full((len(products), 2), factors, dtype=np.int64)
+    images = np.zeros(len(products), dtype=np.int64)
+    image_factor = np.full(len(products), factors, dtype=np.int64)
     for row, k in enumerate(products.tolist()):
         number = analysis.names.signature[representative[k]]
         rule, signature = analysis.rules[number], analysis.program.signatures[number]
@@ -848,19 +872,35 @@ def _products(analysis: Analysis, representative: Ints, products: Ints, factors:
             groups[row, f] = group
             if group < 4:
                 sizes[row, group] *= extent.get(f, factor.size)
-        vector[row] = (
-            signature.kind == "dot_general"
-            and sizes[row, :2].min() == 1 < sizes[row, :2].max()
-            and sizes[row, 2] > 1
-            and any(rule.factors[f].size > 1 for f in left & right & result)
-        )
+        vector[row] = signature.kind == "dot_general" and of_vectors(signature)
         larger = max((0, 1), key=lambda n: math.prod(signature.operands[n].shape))
         stacks = rule.operands[larger][-2:]
         if vector[row] and all(len(stack) == 1 for stack in stacks):
             last = [stack[0] for stack in stacks]
             if last[0] in left & right & result:
                 tile[row], tile_factor[row] = signature.operands[larger].shape[-2:], last
-    return Products(products, sizes, groups, vector, tile, tile_factor)
+        if signature.kind == "convolution":
+            dim = _image_dimension(signature)
+            images[row] = signature.operands[0].shape[dim]
+            if len(stack := rule.operands[0][dim]) == 1:
+                image_factor[row] = stack[0]
+    return Products(products, sizes, groups, vector, tile, tile_factor, images, image_factor)
+
+
+def _image_dimension(signature: Signature) -> int:
+    """The dimension of a convolution's input that counts images.
+
+    The gradient of a kernel has the images as features: its window is as large as they are.
+    """
+    window, positions = (
+        math.prod(type_.shape[d] for d in dimensions_in(signature, name))
+        for type_, name in (
+            (signature.operands[1], "kernel_spatial_dimensions"),
+            (signature.results[0], "output_spatial_dimensions"),
+        )
+    )
+    name = "input_feature_dimension" if window > positions else "input_batch_dimension"
+    return int(str(signature.attribute(name)))
 
 
 @dataclasses.dataclass(frozen=True)

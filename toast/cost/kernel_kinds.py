@@ -24,22 +24,39 @@ def kernel_kinds(program: Program, lanes: int) -> list[str]:
     return [kinds[op.signature] for op in program.ops]
 
 
+def of_vectors(signature: Signature) -> bool:
+    """Whether a ``dot_general`` is a batch of products of a vector and a matrix.
+
+    They run on the vector unit: a token of each sequence that attends to a cache.
+    """
+    left, right = (math.prod(operand.shape) for operand in signature.operands[:2])
+    summed, batch = _summed_and_batch(signature)
+    return batch > 1 and summed > 1 and min(left, right) == summed * batch < max(left, right)
+
+
 def _of_product(signature: Signature) -> str:
-    left, right = (operand.shape for operand in signature.operands[:2])
-    summed, batch = (
-        _size(left, signature.attribute(f"lhs_{name}_dimensions"))
-        for name in ("contracting", "batching")
-    )
+    left, right = (math.prod(operand.shape) for operand in signature.operands[:2])
+    summed, batch = _summed_and_batch(signature)
     if not summed or not batch:  # of no elements, or dimensions are unknown
         return signature.kind
     if summed == 1:
         return "multiply"
-    vectors = math.prod(left) == math.prod(right) == summed * batch
+    vectors = left == right == summed * batch
     return "reduce" if vectors and batch > 1 else signature.kind
+
+
+def _summed_and_batch(signature: Signature) -> tuple[int, int]:
+    """The terms of the sum of each element, and the products in a batch; 0 if unknown."""
+    left = signature.operands[0].shape
+    summed, batch = (
+        _size(left, signature.attribute(f"lhs_{name}_dimensions"))
+        for name in ("contracting", "batching")
+    )
+    return summed, batch
 
 
 def _size(shape: tuple[int, ...], dims: object) -> int:
     return math.prod(shape[int(d)] for d in dims) if isinstance(dims, tuple) else 0
 
 
-__all__ = ["kernel_kinds"]
+__all__ = ["kernel_kinds", "of_vectors"]

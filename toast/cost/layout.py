@@ -107,6 +107,37 @@ class LocalLayout:
         size = values.bytes[uses.value] * np.minimum(uses.share, values.stored[uses.value])
         return np.asarray(size / self.devices[self.used_axes])
 
+    @functools.cached_property
+    def written_bytes(self) -> Floats:
+        """``[S, C]`` bytes that a kernel writes of a value: in tiles, and rounded for products.
+
+        Partial sums may be scattered along any dimension, so their tiles are unknown.
+        """
+        size = self._rounded(self.value_bytes)
+        padded = self._tiled(size, self.defined, np.arange(len(self.tables.values)))
+        return np.where(self.partial > 0, size, padded)
+
+    @functools.cached_property
+    def read_bytes(self) -> Floats:
+        """``[S, U]`` bytes that a kernel reads of a value at a use, in tiles."""
+        return self._tiled(self.use_bytes, self.used, self.tables.uses.value)
+
+    def _rounded(self, size: Floats) -> Floats:
+        """``size`` (``[S, C]``) of values in memory, some of which products round."""
+        return size * self.stored if (self.tables.values.stored < 1).any() else size
+
+    def _tiled(self, size: Floats, dims: Dims, values: Ints) -> Floats:
+        """``size`` with the padding of tiles; ``values`` are the value classes of its columns."""
+        padded = np.flatnonzero(self.tables.values.may_pad[values])
+        if not len(padded):
+            return size
+        size, classes, padded_values = size.copy(), self.tables.values, values[padded]
+        size[:, padded] *= self.machine.lane_padding(
+            classes.sizes[padded_values], classes.rank[padded_values],
+            classes.element[padded_values], dims[:, padded],
+        )  # fmt: skip
+        return size
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout(LocalLayout):
@@ -368,17 +399,20 @@ class Layout(LocalLayout):
         return np.asarray(size / self.devices[self.used_axes])
 
     @functools.cached_property
+    def written_bytes(self) -> Floats:
+        """``[S, C]`` bytes that a kernel writes of a value: in tiles, and rounded for products."""
+        size = self._rounded(self.value_bytes)
+        return self._tiled(size, self.settled, np.arange(len(self.tables.values)))
+
+    @functools.cached_property
     def value_memory(self) -> Floats:
         """``[S, C]`` bytes that a value takes in a device's memory, with padding and gaps."""
-        size = self.value_bytes
-        if (self.tables.values.stored < 1).any():
-            size = size * self.stored
-        return self._padded(size, self.settled, np.arange(len(self.tables.values)))
+        return self._allocated(self.written_bytes)
 
     @functools.cached_property
     def use_memory(self) -> Floats:
         """``[S, U]`` bytes that a value takes at a use, with padding and gaps."""
-        return self._padded(self.use_bytes, self.used, self.tables.uses.value)
+        return self._allocated(self.read_bytes)
 
     @functools.cached_property
     def copies(self) -> Floats:
@@ -400,19 +434,9 @@ class Layout(LocalLayout):
         early[:, may] = (gather > 0) & (seconds > t.ops.peak_seconds[op_class] / shards)
         return early
 
-    def _padded(self, size: Floats, dims: Dims, values: Ints) -> Floats:
+    def _allocated(self, size: Floats) -> Floats:
         used = self.machine.hardware.allocator_efficiency
-        if used < 1:
-            size = size / used
-        padded = np.flatnonzero(self.tables.values.may_pad[values])
-        if not len(padded):
-            return size
-        size, classes, padded_values = size.copy(), self.tables.values, values[padded]
-        size[:, padded] *= self.machine.lane_padding(
-            classes.sizes[padded_values], classes.rank[padded_values],
-            classes.element[padded_values], dims[:, padded],
-        )  # fmt: skip
-        return size
+        return size / used if used < 1 else size
 
 
 class ExactLayout(Layout):

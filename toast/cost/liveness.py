@@ -107,6 +107,8 @@ class Liveness:
     late: Ints
     #: ``[ops]`` their kinds, as kernels have them: what they take time for.
     kinds: Sequence[str]
+    #: ``[ops]`` reshapes that copy their operand into other tiles.
+    relayouts: Bools
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,6 +300,7 @@ def liveness(
         early,
         late,
         kernel_kinds(program, lanes),
+        np.array([kind == "relayout" for kind in kind_of_op], dtype=bool),
     )
 
 

@@ -145,6 +145,7 @@ class CostModel:
                 grouped_operands=hardware.grouped_operands,
                 lanes=hardware.lanes,
                 vector_bytes=hardware.vector_bytes,
+                relayout_bytes=hardware.relayout_bytes,
                 loops=self.loops,
                 partitioned=not local,
                 delays=hardware.lanes > 1 and "all_gather" in hardware.background,

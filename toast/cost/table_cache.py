@@ -21,7 +21,7 @@ from toast.program import QUANTITIES
 from toast.space import Space
 
 #: Version of the entries; a new one invalidates all.
-_FORMAT = "6"
+_FORMAT = "7"
 _KIND = "tables"
 
 #: Ops below which building the tables is faster than reading a file.
@@ -36,6 +36,7 @@ def tables(
     grouped_operands: str = "",
     lanes: int = 1,
     vector_bytes: float = 0.0,
+    relayout_bytes: float = 0.0,
     loops: bool = False,
     partitioned: bool = True,
     delays: bool = False,
@@ -52,8 +53,8 @@ def tables(
             passes = " ".join(space.analysis.program.passes) if delays else ""
             key = _key(
                 space,
-                f"{product_operands} {grouped_operands} {lanes} {vector_bytes} {loops} "
-                f"{partitioned} {delays} {passes} {names}",
+                f"{product_operands} {grouped_operands} {lanes} {vector_bytes} "
+                f"{relayout_bytes} {loops} {partitioned} {delays} {passes} {names}",
             )
     if key is not None:
         with contextlib.suppress(*disk_cache.DAMAGE):
@@ -63,8 +64,8 @@ def tables(
                 return unpacked
     built = build(
         space, terms, product_operands=product_operands, grouped_operands=grouped_operands,
-        lanes=lanes, vector_bytes=vector_bytes, loops=loops, partitioned=partitioned,
-        delays=delays,
+        lanes=lanes, vector_bytes=vector_bytes, relayout_bytes=relayout_bytes, loops=loops,
+        partitioned=partitioned, delays=delays,
     )  # fmt: skip
     if key is not None:
         disk_cache.keep(_KIND, key, *_packed(built), "cost tables")

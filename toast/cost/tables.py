@@ -70,6 +70,8 @@ class Products(EntityTable):
     #: Of the larger operand of such a product: its last two dimensions, and their factors.
     tile: Ints  # [P, 2], 1 without such a product
     tile_factor: Ints  # [P, 2], F without such a product or if the product sums over the rows
+    images: Ints  # of a convolution, 0 for other products
+    image_factor: Ints  # the factor of the images, F without a convolution
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ def stretched(
     written: Bools,
     size: Floats,
     vector_bytes: float,
+    relayout_bytes: float,
 ) -> tuple[Floats, Floats, Floats]:
     """``[uses]`` accesses of each use's value, and ``[values]`` those of writes, as they take time.
 
@@ -39,9 +40,10 @@ def stretched(
 
     ``accesses`` (``[uses]``) are those of kernels that are bound by memory, and ``written``
     (``[values]``) says which values they write.  ``size`` (``[values]``) has the bytes of values in
-    memory.  The vector unit takes as long for an element as the memory for ``vector_bytes``; 0 for
-    a unit that bounds nothing.  If it takes longer for the elements of a kernel's largest array
-    than the memory for all its bytes, the accesses of the kernel are multiplied by the ratio.
+    memory.  The vector unit takes as long for an element as the memory for ``vector_bytes``, or,
+    for an element that changes its place in tiles, for ``relayout_bytes``; 0 for a unit that bounds
+    nothing.  If it takes longer for the elements of a kernel's largest array than the memory for
+    all its bytes, the accesses of the kernel are multiplied by the ratio.
     """
     reads, writes = accesses.astype(np.float64), written.astype(np.float64)
     if not vector_bytes:
@@ -60,8 +62,9 @@ def stretched(
     np.maximum.at(largest, of_use, np.where(accesses > 0, elements[use_value], 0.0))
     np.maximum.at(largest, of_value, np.where(written, elements, 0.0))
     largest[[kind in _LOOKING_UP for kind in kinds]] = 0.0
-    longer = np.maximum(largest * vector_bytes / np.maximum(moved, 1.0), 1.0)
-    idle = np.maximum(largest * vector_bytes - moved, 0.0)[of_value]
+    least = largest * np.where(live.relayouts, relayout_bytes, vector_bytes)
+    longer = np.maximum(least / np.maximum(moved, 1.0), 1.0)
+    idle = np.maximum(least - moved, 0.0)[of_value]
     return (
         reads * longer[of_use], writes * longer[of_value],
         np.minimum(idle / np.maximum(size, 1.0), 1.0),

@@ -158,6 +158,8 @@ class Hardware:
     #: Elements per second of memory-bound kernels: the vector unit computes in float32, so that
     #: small element types do not make them faster than that.
     vector_elements_per_s: float = math.inf
+    #: Elements per second of kernels that copy an array into tiles along other dimensions.
+    transposed_elements_per_s: float = math.inf
     #: Fraction of the peak that kernels of attention reach: products with exponentials between.
     #: ``None`` for that of other products.
     attention_efficiency: float | None = None
@@ -198,6 +200,12 @@ class Hardware:
     def vector_bytes(self) -> float:
         """Bytes of memory traffic that take as long as the vector unit takes for one element."""
         return self.memory_bytes_per_s / self.vector_elements_per_s
+
+    @property
+    def relayout_bytes(self) -> float:
+        """The same for an element that changes its place in tiles."""
+        rate = min(self.vector_elements_per_s, self.transposed_elements_per_s)
+        return self.memory_bytes_per_s / rate
 
     def peak(self, dtype: str) -> float:
         """Achievable FLOP/s of products with element type ``dtype``, such as ``bf16``.

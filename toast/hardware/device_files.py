@@ -165,6 +165,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     background: tuple[Asynchronous, ...] = ASYNCHRONOUS
     vector_products_per_s: FlopsPerS = math.inf
     vector_elements_per_s: FlopsPerS = math.inf
+    transposed_elements_per_s: FlopsPerS = math.inf
     product_latency_s: Seconds = 0.0
     kernel_latency_s: Seconds = 0.0
     flops_per_s: dict[str, FlopsPerS]
@@ -341,6 +342,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         transcendentals_per_s=file.transcendentals_per_s,
         vector_products_per_s=file.vector_products_per_s,
         vector_elements_per_s=file.vector_elements_per_s,
+        transposed_elements_per_s=file.transposed_elements_per_s,
         max_devices=file.max_devices,
         platform=file.platform or "",
         device_kind=file.device_kind or "",
@@ -466,7 +468,10 @@ def _faults(file: DeviceFile) -> Iterator[_Fault]:
     if flops[best] > _MOST_FLOPS_PER_BYTE * memory.bandwidth_bytes_per_s:
         reason = f"{best} exceeds {_MOST_FLOPS_PER_BYTE:.0f} FLOP per byte of memory traffic"
         yield _Fault("flops_per_s", best, reason, "check the units of both")
-    for key in ("transcendentals_per_s", "vector_products_per_s", "vector_elements_per_s"):
+    for key in (
+        "transcendentals_per_s", "vector_products_per_s", "vector_elements_per_s",
+        "transposed_elements_per_s",
+    ):  # fmt: skip
         if flops[best] < getattr(file, key) < math.inf:
             reason = f"{key} exceeds the peak of matrix products"
             yield _Fault("", key, reason, "check the unit")

@@ -1,0 +1,79 @@
+"""What XLA's kernels of products for TPUs read and compute besides the product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from toast.cost.entities import Bools, Floats, Ints
+from toast.cost.kernel_kinds import of_vectors
+from toast.cost.liveness import Liveness
+from toast.program import Program
+from toast.space import PRODUCTS
+
+#: Ops that repeat the elements of an array, or only move them.
+_REPEATING = frozenset({"broadcast_in_dim", "reshape", "transpose", "convert"})
+
+
+def repeated(program: Program, live: Liveness) -> Mapping[int, int]:
+    """Operands of products of vectors that repeat a value in memory, and this value.
+
+    The kernel of such a product is elementwise, and repeats the value as it reads it: the heads of
+    a cache, for the queries that share them.
+    """
+    found = {}
+    for number, op in enumerate(program.ops):
+        if live.kinds[number] == "dot_general" and of_vectors(program.signatures[op.signature]):
+            for value in op.operands:
+                *_, source = _sources(program, live, value)
+                if _elements(program, source) < _elements(program, value):
+                    found[value] = source
+    return found
+
+
+def read_shares(program: Program, live: Liveness) -> Floats:
+    """``[values]`` the share of a value that a product reads; less than 1 if it repeats another."""
+    shares = np.ones(len(program.values))
+    for value, source in repeated(program, live).items():
+        shares[value] = _elements(program, source) / _elements(program, value)
+    return shares
+
+
+def read_by_products(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Bools:
+    """``[uses]`` the uses whose value the kernel of a product reads or computes.
+
+    It reads the values that it repeats, and reduces a result that nothing else uses, such as the
+    logits of the next token.
+    """
+    maker = np.array([value.op for value in program.values], dtype=np.int64)
+    reads = np.bincount(use_value, minlength=len(maker))
+    chained = {
+        inner for value in repeated(program, live)
+        for inner in _sources(program, live, value) if reads[inner] == 1
+    }  # fmt: skip
+    inside = np.zeros(len(program.ops), dtype=bool)  # ops of which only such products use results
+    inside[[program.values[value].op for value in chained]] = True
+    inside &= np.array([kind in _REPEATING for kind in live.kinds], dtype=bool)
+    reduces = np.array([kind == "reduce" for kind in live.kinds], dtype=bool)
+    multiplies = np.array([kind in PRODUCTS for kind in live.kinds], dtype=bool)
+    alone = reads[use_value] == 1
+    return inside[use_op] | (reduces[use_op] & multiplies[maker[use_value]] & alone)
+
+
+def _sources(program: Program, live: Liveness, value: int) -> Iterator[int]:
+    """A value and those that it repeats, as far as the first one in memory."""
+    while True:
+        yield value
+        made = program.values[value].op
+        if live.exists[value] or live.kinds[made] not in _REPEATING:
+            return
+        (value,) = program.ops[made].operands
+
+
+def _elements(program: Program, value: int) -> int:
+    return math.prod(program.values[value].type.shape)
+
+
+__all__ = ["read_by_products", "read_shares", "repeated"]
