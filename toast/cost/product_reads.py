@@ -59,7 +59,7 @@ def read_by_products(program: Program, live: Liveness, use_op: Ints, use_value: 
     reduces = np.array([kind == "reduce" for kind in live.kinds], dtype=bool)
     multiplies = np.array([kind in PRODUCTS for kind in live.kinds], dtype=bool)
     alone = reads[use_value] == 1
-    return inside[use_op] | (reduces[use_op] & multiplies[maker[use_value]] & alone)
+    return np.asarray(inside[use_op] | (reduces[use_op] & multiplies[maker[use_value]] & alone))
 
 
 def _sources(program: Program, live: Liveness, value: int) -> Iterator[int]:
