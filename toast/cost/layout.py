@@ -28,7 +28,8 @@ UNROLLED = 4
 #: Devices up to which XLA makes a loop of such a product; over more, it has one kernel.
 _MOST_PARTS = 32
 
-#: Devices up to which XLA sums the results of gathers, scatters and grouped products in parts.
+#: Devices up to which XLA scatters sums: in device-local programs, and where it partitions gathers,
+#: scatters and grouped products.
 _FEW = 8
 
 #: A product is summed whole if it takes less than this share of the transfer of its parts.
@@ -239,7 +240,7 @@ class Layout(LocalLayout):
         once = np.take(t.ops.peak_seconds / shards, op_class, axis=1)
         seconds = self.machine.collectives.seconds(SCATTER, self.value_bytes * parts, axes)
         whole = (once < _SHORT * seconds) & t.ops.product[op_class] & (parts > UNROLLED)
-        whole |= t.values.summed_whole & (parts > _FEW)
+        whole |= t.values.summed_whole & self.summed_over_many
         if t.values.grouped.any():
             last = axes_of(self.settled == t.values.rank[:, None] - 1)
             whole |= t.values.grouped & (axes & last > 0) & (parts > 2)
@@ -247,6 +248,11 @@ class Layout(LocalLayout):
             both = (axes >> np.uint8(a)) & (axes >> np.uint8(b)) & 1
             whole |= (both > 0) & (self.settled[..., a] != self.settled[..., b])
         return np.asarray(whole)
+
+    @functools.cached_property
+    def summed_over_many(self) -> Bools:
+        """``[S, C]`` whether more devices have parts of a scattered sum than XLA scatters it to."""
+        return np.asarray(self.devices[self.scattered] > _FEW)
 
     @functools.cached_property
     def parted(self) -> Bools:

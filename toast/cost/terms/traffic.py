@@ -71,7 +71,10 @@ class Sums(Term):
 
 
 class ExplicitSums(Sums):
-    """:class:`Sums` of a device-local program: what is scattered is never summed whole."""
+    """:class:`Sums` of a device-local program.
+
+    XLA for TPUs makes an all-reduce of a reduce-scatter over more than a few devices.
+    """
 
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
         for traffic in super().traffic(layout):
@@ -79,7 +82,13 @@ class ExplicitSums(Sums):
                 continue
             if traffic.kind == SCATTER:
                 times = layout.tables.values.count.astype(np.float64)
-                yield dataclasses.replace(traffic, times=times)
+                whole = layout.summed_over_many & (layout.machine.hardware.platform == "tpu")
+                yield dataclasses.replace(traffic, times=times * ~whole)
+                if whole.any():
+                    yield dataclasses.replace(
+                        traffic, kind=REDUCE, result=traffic.size, times=times * whole,
+                        stated=SCATTER,
+                    )
             elif traffic.kind == REDUCE and layout.tables.joint_sums.smaller.any():
                 share, merged = _later_sums(layout)
                 yield dataclasses.replace(
