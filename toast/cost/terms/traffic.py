@@ -86,8 +86,7 @@ class ExplicitSums(Sums):
                 yield dataclasses.replace(traffic, times=times * ~whole)
                 if whole.any():
                     yield dataclasses.replace(
-                        traffic, kind=REDUCE, result=traffic.size, times=times * whole,
-                        stated=SCATTER,
+                        traffic, kind=REDUCE, times=times * whole, stated=SCATTER
                     )
             elif traffic.kind == REDUCE and layout.tables.joint_sums.smaller.any():
                 share, merged = _later_sums(layout)
