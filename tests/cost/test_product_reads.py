@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import toast
@@ -34,25 +35,38 @@ def attend(queries: Any, cache: Any) -> Any:
     return jnp.einsum("bnk,btnk->bnt", queries, cache)
 
 
-def test_heads_that_share_a_cache_read_it_once() -> None:
-    """The kernel of a token that attends to a cache repeats its heads as it reads them."""
+def repeating(queries: Any, cache: Any) -> Any:
+    return attend(queries, jnp.repeat(cache, queries.shape[1] // cache.shape[2], axis=2))
 
-    def repeating(queries: Any, cache: Any) -> Any:
-        return attend(queries, jnp.repeat(cache, 4, axis=2))
 
-    queries, cache = shape(8, 16, 128), shape(8, 4096, 4, 128)
-    whole = terms("tpu-v5e", attend, queries, shape(8, 4096, 16, 128))
-    shared = terms("tpu-v5e", repeating, queries, cache)
-    assert shared.get("reads", 0.0) == whole.get("reads", 0.0) == 0
+def test_the_only_head_of_a_device_is_repeated_as_it_is_read() -> None:
+    """By the kernel of a token that attends to a cache, of which several queries share a head."""
+    whole = terms("tpu-v5e", attend, shape(8, 16, 128), shape(8, 4096, 16, 128))
+    shared = terms("tpu-v5e", repeating, shape(8, 16, 128), shape(8, 4096, 1, 128))
+    assert shared.get("reads", 0.0) == shared.get("writes", 0.0) == whole.get("reads", 0.0) == 0
     assert shared["products"] <= whole["products"]
 
 
-def test_a_cache_that_another_op_needs_repeated_is_read_for_it() -> None:
-    def both(queries: Any, cache: Any) -> Any:
-        repeated = jnp.repeat(cache, 4, axis=2)
-        return attend(queries, repeated), repeated
+def test_several_heads_are_repeated_by_a_kernel_of_their_own() -> None:
+    """Unless heads are sharded, so that each device has one."""
+    arguments = shape(8, 16, 128), shape(8, 4096, 4, 128)
+    analysis = toast.analyze(repeating, *arguments, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("a=4"), min_dimensions=0)
+    model = CostModel(space, V5E)
+    heads = space.apply(space.initial, action(space, "cache", 2, "a"))
+    for state, kernels in ((space.initial, 1), (heads, 0)):
+        found = break_down(model, state).term_seconds
+        elements = 8 * 4096 * 16 * 128
+        seconds = kernels * 4 * elements / V5E.transposed_elements_per_s
+        assert found["writes"].sum() == pytest.approx(seconds, rel=1e-3)
+        assert found["reads"].sum() == 0
+    repeated, sharded = model.price(np.stack([space.initial, heads])).peak_bytes
+    assert repeated > 4 * sharded
 
-    assert terms("tpu-v5e", both, shape(8, 16, 128), shape(8, 4096, 4, 128))["reads"] > 0
+
+def test_heads_in_parts_of_rows_are_in_another_layout() -> None:
+    found = terms("tpu-v5e", repeating, shape(8, 16, 96), shape(8, 4096, 4, 96))
+    assert found.get("writes", 0.0) == found.get("reads", 0.0) == 0
 
 
 @pytest.mark.parametrize("hardware", ["tpu-v5e", "h100"])

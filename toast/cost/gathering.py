@@ -399,6 +399,7 @@ def _value_classes(
         kernels=_kernels(program, grouped, live, priced, allocated),
         transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
         merged=product & ~live.exists[values],
+        repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
         transcendentals=_transcendentals(program, grouped),
         summed_whole=np.array([kind in _SUMMED_WHOLE for kind in kinds], dtype=bool),
         grouped=np.array([kind in GROUPED for kind in kinds], dtype=bool),

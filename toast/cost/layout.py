@@ -96,10 +96,18 @@ class LocalLayout:
     def stored(self) -> Floats:
         """``[S, C]`` the share of a value's bytes in memory: products may round it before.
 
-        XLA rounds after a collective that sums.
+        XLA rounds after a collective that sums.  Products repeat the only head of a device as they
+        read it.
         """
-        share = self.tables.values.stored
-        return np.where((share < 1) & (self.partial > 0), 1.0, share)
+        values = self.tables.values
+        share = np.where((values.stored < 1) & (self.partial > 0), 1.0, values.stored)
+        if (values.repeated >= 0).any():
+            shards = self.devices[axes_of(self.defined == values.repeated[:, None])]
+            heads = np.take_along_axis(
+                values.sizes, np.maximum(values.repeated, 0)[:, None], axis=1
+            )[:, 0]
+            share = np.where((values.repeated >= 0) & (heads <= shards), 0.0, share)
+        return share
 
     @functools.cached_property
     def use_bytes(self) -> Floats:
@@ -125,7 +133,8 @@ class LocalLayout:
 
     def _rounded(self, size: Floats) -> Floats:
         """``size`` (``[S, C]``) of values in memory, some of which products round."""
-        return size * self.stored if (self.tables.values.stored < 1).any() else size
+        values = self.tables.values
+        return size * self.stored if ((values.stored < 1) | (values.repeated >= 0)).any() else size
 
     def _tiled(self, size: Floats, dims: Dims, values: Ints) -> Floats:
         """``size`` with the padding of tiles; ``values`` are the value classes of its columns."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
-from toast.cost.kernel_kinds import kernel_kinds
+from toast.cost.kernel_kinds import kernel_kinds, of_vectors
 from toast.cost.overwriting import overwriting
 from toast.cost.tables import CopyPairs, EntityTable
 from toast.program import Program, Signature, element_bytes
@@ -27,7 +27,7 @@ BARRIERS = PRODUCTS | {
     "scatter", "sort", "custom_call", "fft", "cholesky", "triangular_solve", "while", "case", "if",
     "rng_bit_generator", "rng", "select_and_scatter", "chlo_top_k", "optimization_barrier",
     "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute", "composite",
-    "carry", "yield", "relayout",
+    "carry", "yield", "relayout", "repeat",
 }  # fmt: skip
 
 #: Rows of the tiles in which devices with lanes keep arrays.
@@ -60,6 +60,13 @@ PASSED_ON = BOUNDARY | {"optimization_barrier"}
 #: Ops that are computed where their results are needed, never in memory.
 SOURCES = frozenset({"constant", "iota"})
 
+
+#: Ops that move or round each element.
+_MOVING = frozenset({"reshape", "transpose", "convert"})
+
+#: How often the vector unit moves each element of kernels that change tiles: to repeat heads takes
+#: as long as four transposes in decode steps that XLA compiled for v5e.
+_MOVES = {"relayout": 1.0, "repeat": 4.0}
 
 #: Ops before a product that its kernel computes even if a library computes other products.
 _ROUNDING = frozenset({"reshape", "transpose", "convert", "broadcast_in_dim", "slice"})
@@ -107,8 +114,11 @@ class Liveness:
     late: Ints
     #: ``[ops]`` their kinds, as kernels have them: what they take time for.
     kinds: Sequence[str]
-    #: ``[ops]`` reshapes that copy their operand into other tiles.
-    relayouts: Bools
+    #: ``[ops]`` how often the vector unit moves each element of kernels that change tiles; 0 for
+    #: others.
+    moves: Floats
+    #: Values that repeat heads of caches, and the dimension of these heads.
+    repeated: Mapping[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,6 +244,9 @@ def liveness(
             kind_of_op[number] = "relayout"
         for number in _selecting_scatters(program, kind_of_op):
             kind_of_op[number] = "select"
+    repeated = _repeated(program, kind_of_op, lanes) if lanes > 1 else {}
+    for value in repeated:
+        kind_of_op[program.values[value].op] = "repeat"
     uses: list[list[int]] = [[] for _ in range(count)]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
         uses[value].append(op)
@@ -279,6 +292,8 @@ def liveness(
     if delays:
         _delay_products(program, kind_of_op, uses, use_op, use_end)
     np.maximum.at(end, use_value, use_end)
+    for value in repeated:  # as late as possible
+        start[value] = end[value]
     # What a loop reads from outside stays until its last iteration.
     made = maker[use_value]
     for begin, _, stop in loops_of(program):
@@ -300,7 +315,8 @@ def liveness(
         early,
         late,
         kernel_kinds(program, lanes),
-        np.array([kind == "relayout" for kind in kind_of_op], dtype=bool),
+        np.array([_MOVES.get(kind, 0.0) for kind in kind_of_op]),
+        repeated,
     )
 
 
@@ -358,6 +374,36 @@ def _relayouts(program: Program, kinds: list[str], lanes: int) -> list[int]:
         if signature.kind == "reduce" and whole and _sums_apart(signature)
     }
     return sorted([*found, *(number for number, shape in whole.items() if shape in summed)])
+
+
+def _repeated(program: Program, kinds: list[str], lanes: int) -> dict[int, int]:
+    """Values that repeat heads for products of vectors, and the dimension of these heads.
+
+    A token attends to a cache ``[batch, keys, heads, size]``, of which several queries share each
+    head.  Joining the heads with their copies changes tiles, so that a kernel of its own repeats
+    them, unless a device has one head, or the layout of the cache is another because heads are no
+    whole rows of tiles.
+    """
+    found = {}
+    for number, op in enumerate(program.ops):
+        if kinds[number] != "dot_general" or not of_vectors(program.signatures[op.signature]):
+            continue
+        for value in op.operands:
+            while kinds[program.values[value].op] in _MOVING:
+                (value,) = program.ops[program.values[value].op].operands
+            made = program.ops[program.values[value].op]
+            if kinds[program.values[value].op] == "broadcast_in_dim":
+                signature = program.signatures[made.signature]
+                size, before = signature.results[0].shape, signature.operands[0].shape
+                kept = {
+                    d for d, elements in zip(
+                        dimensions_in(signature, "broadcast_dimensions"), before, strict=True
+                    ) if elements > 1
+                }  # fmt: skip
+                new = [d for d in range(len(size)) if size[d] > 1 and d not in kept]
+                if len(new) == 1 and 0 < new[0] < len(size) - 1 and size[-1] % lanes == 0:
+                    found[value] = new[0] - 1
+    return found
 
 
 def _sums_apart(signature: Signature) -> bool:

@@ -67,7 +67,8 @@ def _sources(program: Program, live: Liveness, value: int) -> Iterator[int]:
     while True:
         yield value
         made = program.values[value].op
-        if live.exists[value] or live.kinds[made] not in _REPEATING:
+        stored = live.exists[value] and value not in live.repeated
+        if stored or live.kinds[made] not in _REPEATING:
             return
         (value,) = program.ops[made].operands
 

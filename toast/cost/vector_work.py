@@ -67,7 +67,7 @@ def stretched(
     np.maximum.at(largest, of_use, np.where(accesses > 0, elements[use_value], 0.0))
     np.maximum.at(largest, of_value, np.where(written, elements, 0.0))
     largest[[kind in _LOOKING_UP for kind in kinds]] = 0.0
-    moves = live.relayouts.astype(np.float64)
+    moves = live.moves.copy()
     moves[live.early[[*_interleaving(program)]]] = _INTERLEAVING
     least = largest * np.maximum(vector_bytes, moves * relayout_bytes)
     longer = np.maximum(least / np.maximum(moved, 1.0), 1.0)
