@@ -280,6 +280,34 @@ def test_what_only_products_read_is_stored_in_their_element_type(form: str, roun
     )
 
 
+@pytest.mark.parametrize("elementwise", [False, True])
+def test_stacks_that_only_products_read_are_rounded(elementwise: bool) -> None:
+    """A loop keeps its inputs for the gradients of weights; squares need them again, too."""
+
+    def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            return (x**2 if elementwise else x) @ w, None
+
+        return jax.lax.scan(layer, x, weights)[0].sum()
+
+    weights, x = shape(4, 256, 256, dtype="float32"), shape(64, 256, dtype="float32")
+    analysis = analyzed(jax.grad(loss), weights, x)
+    program, names = analysis.program, analysis.names
+    found = stored_rounded(program, live(analysis, 128), names.use_op, names.use_value)
+    stacks = {
+        program.kind(program.values[v].op) for v in np.flatnonzero(found).tolist()
+        if program.values[v].type.shape == (4, 64, 256)
+    }  # fmt: skip
+    assert stacks == {"broadcast_in_dim", "carry", "dynamic_update_slice", "yield"}
+    # The stack of squares is rounded, that of what is squared is not.
+    whole = [
+        number for number, value in enumerate(program.values)
+        if program.kind(value.op) == "yield" and value.type.shape == (4, 64, 256)
+        and not found[number]
+    ]  # fmt: skip
+    assert len(whole) == elementwise
+
+
 def test_a_rounded_value_takes_half_of_its_bytes_unless_it_is_summed_over_devices() -> None:
     def two(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
         return x @ w @ v

@@ -24,32 +24,44 @@ _FUSED = frozenset({
     "sdy_sharding_constraint",
 })  # fmt: skip
 
+#: Ops that begin and end the iterations of a loop, and those through which values are in a stack.
+_LOOPED = frozenset({"carry", "yield"})
+_STACKING = _LOOPED | {"dynamic_slice", "dynamic_update_slice"}
+
 #: Ops whose results have the element type of the program.
-_WHOLE = (BARRIERS - PRODUCTS) | (ROOTS - {"reduce", "concatenate", "gather"}) | {"argument"}
+_WHOLE = (
+    ((BARRIERS - PRODUCTS) | (ROOTS - {"reduce", "concatenate", "gather"}) | {"argument"})
+    - _LOOPED - _STACKING
+)  # fmt: skip
 
 
 def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Bools:
     """``[values]`` whether a float32 value is in memory in the element type of products.
 
-    It is if only matrix products read the value, directly or through ops that move elements.
-    Convolutions read images in float32.
+    It is if only matrix products read the value, directly or through ops that move elements, or
+    through a stack that a loop fills and another reads.  Convolutions read images in float32.
     """
     uses: list[list[int]] = [[] for _ in program.values]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
         uses[value].append(op)
-    rounded = np.zeros(len(program.values), dtype=bool)
-    for number in range(len(program.values) - 1, -1, -1):
-        value = program.values[number]
-        rounded[number] = (
-            value.type.dtype == "f32"
-            and bool(uses[number])
-            and live.kinds[value.op] not in _WHOLE
-            and all(
+    rounded = np.array([
+        value.type.dtype == "f32" and bool(users) and live.kinds[value.op] not in _WHOLE
+        for value, users in zip(program.values, uses, strict=True)
+    ], dtype=bool)  # fmt: skip
+    results = [op.results[0] if op.results else -1 for op in program.ops]
+    # The values at the beginning and at the end of an iteration are in one buffer.
+    other = {results[one]: results[two] for pair in program.ties for one, two in (pair, pair[::-1])}
+    changed = True
+    while changed:
+        changed = False
+        for number in np.flatnonzero(rounded)[::-1].tolist():
+            kept = all(
                 live.kinds[op] in MATRIX_PRODUCTS
-                or (live.kinds[op] in _FUSED and rounded[program.ops[op].results[0]])
+                or (live.kinds[op] in _FUSED | _STACKING and rounded[results[op]])
                 for op in uses[number]
-            )
-        )
+            ) and (live.kinds[program.values[number].op] not in _LOOPED or rounded[other[number]])
+            if not kept:
+                rounded[number], changed = False, True
     return np.asarray(rounded & live.exists)
 
 
