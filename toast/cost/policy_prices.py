@@ -112,10 +112,17 @@ class PolicyModel(CostModel):
     #: Small batches are not priced without a memo.
     priced_alone = False
 
-    def __init__(self, plain: CostModel, memory_bytes: float, policies: Sequence[MemoryPolicy]):
+    def __init__(
+        self,
+        plain: CostModel,
+        memory_bytes: float,
+        policies: Sequence[MemoryPolicy],
+        state: States | None = None,
+    ):
         """Prices for a limit of ``memory_bytes``; ``policies`` have the names of residuals.
 
-        ``plain`` prices the survey as it is.
+        ``plain`` prices the survey as it is.  Memory is compared at moments at which it may peak in
+        states that begin searches, and at those of ``state``.
         """
         self.__dict__.update(plain.__dict__)
         self.__dict__.pop("quick_bound", None)
@@ -125,6 +132,8 @@ class PolicyModel(CostModel):
         self.policies: PolicyTables = policy_tables(plain.space, plain.tables)
         self.first: Choices = self.policies.residuals.choices(policies)
         self._samples = _samples(plain)
+        if state is not None:
+            self._samples.append(plain.moments(state))
 
     def cut(self, cuts: Mapping[str, tuple[int, ...]], policies: Sequence[MemoryPolicy]) -> Self:
         """The same prices, with ranges of runs that decide on their own, between ``cuts``."""

@@ -76,7 +76,7 @@ class SurveyPolicies:
         self._plan, self._presets = surveyed, _presets(program)
         self._memory = program.memory
         self._model = PolicyModel(
-            surveyed.model, surveyed.memory_bytes, tuple(self._presets.values())
+            surveyed.model, surveyed.memory_bytes, tuple(self._presets.values()), surveyed.state
         )
         self._memo: PolicyMemo = self._model.memo(surveyed.memory_bytes)
         self._cuts: dict[str, tuple[int, ...]] = {}
