@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -29,7 +29,7 @@ from toast.cost.liveness import (
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
 from toast.cost.product_layouts import GROUPED, ProductLayouts
-from toast.cost.product_reads import read_by_products, read_shares
+from toast.cost.product_reads import read_by_products, read_shares, repeated
 from toast.cost.rounding import rounded_stacks, stored_rounded
 from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
@@ -180,8 +180,9 @@ def build(
     summed: Bools = np.asarray(summed_over.any(axis=1))
     product_ops = np.flatnonzero(ops.product[classes.of_op]).tolist()
     products = _products(
-        space.analysis, classes.representative, np.flatnonzero(ops.product), factors
-    )
+        space.analysis, classes.representative, np.flatnonzero(ops.product), factors,
+        repeated(program, live) if lanes > 1 else {},
+    )  # fmt: skip
     kernels = _kernel_terms(rules, factors + 1)
     working = np.flatnonzero((ops.flops > 0)[classes.of_op])
     operands = _operands(program, analysis.rules, names.signature, product_ops, grouped)
@@ -835,7 +836,13 @@ def _loops(program: Program) -> list[int]:
     return loops
 
 
-def _products(analysis: Analysis, representative: Ints, products: Ints, factors: int) -> Products:
+def _products(
+    analysis: Analysis,
+    representative: Ints,
+    products: Ints,
+    factors: int,
+    repeated_operands: Collection[int],
+) -> Products:
     """Rows, columns, depth and batch of products, and which of them each factor belongs to.
 
     Factors of the left operand alone are rows, of the right operand columns; summed factors (and
@@ -876,7 +883,9 @@ def _products(analysis: Analysis, representative: Ints, products: Ints, factors:
         vector[row] = signature.kind == "dot_general" and of_vectors(signature)
         larger = max((0, 1), key=lambda n: math.prod(signature.operands[n].shape))
         stacks = rule.operands[larger][-2:]
-        if vector[row] and all(len(stack) == 1 for stack in stacks):
+        # What a kernel repeats as it reads it is in tiles of another array.
+        plain = analysis.program.ops[representative[k]].operands[larger] not in repeated_operands
+        if vector[row] and plain and all(len(stack) == 1 for stack in stacks):
             last = [stack[0] for stack in stacks]
             if last[0] in left & right & result:
                 tile[row], tile_factor[row] = signature.operands[larger].shape[-2:], last
