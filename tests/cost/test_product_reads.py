@@ -54,14 +54,22 @@ def test_several_heads_are_repeated_by_a_kernel_of_their_own() -> None:
     space = Space(analysis, Mesh.parse("a=4"), min_dimensions=0)
     model = CostModel(space, V5E)
     heads = space.apply(space.initial, action(space, "cache", 2, "a"))
-    for state, kernels in ((space.initial, 1), (heads, 0)):
+    for state, moves in ((space.initial, 2), (heads, 0)):  # tiles of four rows
         found = break_down(model, state).term_seconds
         elements = 8 * 4096 * 16 * 128
-        seconds = kernels * 4 * elements / V5E.transposed_elements_per_s
+        seconds = moves * elements / V5E.transposed_elements_per_s
         assert found["writes"].sum() == pytest.approx(seconds, rel=1e-3)
         assert found["reads"].sum() == 0
     repeated, sharded = model.price(np.stack([space.initial, heads])).peak_bytes
     assert repeated > 4 * sharded
+
+
+@pytest.mark.parametrize(("heads", "copies", "moves"), [(4, 2, 4), (2, 8, 1), (2, 2, 1)])
+def test_copies_of_heads_are_the_rows_of_tiles(heads: int, copies: int, moves: int) -> None:
+    found = terms("tpu-v5e", repeating, shape(8, heads * copies, 128), shape(8, 4096, heads, 128))
+    elements = 8 * 4096 * heads * copies * 128
+    seconds = moves * elements / V5E.transposed_elements_per_s
+    assert found["writes"] == pytest.approx(seconds, rel=1e-3)
 
 
 def test_heads_in_parts_of_rows_are_in_another_layout() -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from toast.cost.axis_sets import GATHER, SCATTER, Axes, axes_of, single_axis
 from toast.cost.entities import Bools, Dims, Floats, Ints
+from toast.cost.liveness import SUBLANES
 from toast.cost.loops import ADDED, UNFUSED, LoopCandidates, Loops, faster_loops
 from toast.cost.machine import Machine
 from toast.cost.reshard_routes import Routes, routes, trading
@@ -102,12 +103,31 @@ class LocalLayout:
         values = self.tables.values
         share = np.where((values.stored < 1) & (self.partial > 0), 1.0, values.stored)
         if (values.repeated >= 0).any():
-            shards = self.devices[axes_of(self.defined == values.repeated[:, None])]
-            heads = np.take_along_axis(
-                values.sizes, np.maximum(values.repeated, 0)[:, None], axis=1
-            )[:, 0]
-            share = np.where((values.repeated >= 0) & (heads <= shards), 0.0, share)
+            share = np.where((values.repeated >= 0) & (self._heads <= 1), 0.0, share)
         return share
+
+    @functools.cached_property
+    def moved_share(self) -> Floats | float:
+        """``[S, C]`` moves within tiles over those of whole tiles.
+
+        If a device has fewer heads than a tile has rows, with their copies, XLA repeats them in
+        another layout, in one move of each element.
+        """
+        values = self.tables.values
+        place = np.maximum(values.repeated, 0)[:, None]
+        if not (values.repeated >= 0).any():
+            return 1.0
+        copies = np.take_along_axis(values.sizes, place + 1, axis=1)[:, 0]
+        few = self._heads * copies < SUBLANES
+        return np.where((values.repeated >= 0) & few, np.minimum(copies / SUBLANES, 1.0), 1.0)
+
+    @property
+    def _heads(self) -> Floats:
+        """``[S, C]`` the heads of a device that a value repeats, if it repeats some."""
+        values = self.tables.values
+        place = np.maximum(values.repeated, 0)[:, None]
+        shards = self.devices[axes_of(self.defined == values.repeated[:, None])]
+        return np.asarray(np.take_along_axis(values.sizes, place, axis=1)[:, 0] / shards)
 
     @functools.cached_property
     def use_bytes(self) -> Floats:

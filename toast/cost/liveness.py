@@ -64,10 +64,6 @@ SOURCES = frozenset({"constant", "iota"})
 #: Ops that move or round each element.
 _MOVING = frozenset({"reshape", "transpose", "convert"})
 
-#: How often the vector unit moves each element of kernels that change tiles: to repeat heads takes
-#: as long as four transposes in decode steps that XLA compiled for v5e.
-_MOVES = {"relayout": 1.0, "repeat": 4.0}
-
 #: Ops before a product that its kernel computes even if a library computes other products.
 _ROUNDING = frozenset({"reshape", "transpose", "convert", "broadcast_in_dim", "slice"})
 
@@ -315,7 +311,7 @@ def liveness(
         early,
         late,
         kernel_kinds(program, lanes),
-        np.array([_MOVES.get(kind, 0.0) for kind in kind_of_op]),
+        _moves(program, kind_of_op, repeated),
         repeated,
     )
 
@@ -404,6 +400,19 @@ def _repeated(program: Program, kinds: list[str], lanes: int) -> dict[int, int]:
                 if len(new) == 1 and 0 < new[0] < len(size) - 1 and size[-1] % lanes == 0:
                     found[value] = new[0] - 1
     return found
+
+
+def _moves(program: Program, kinds: list[str], repeated: Mapping[int, int]) -> Floats:
+    """``[ops]`` how often the vector unit moves each element of kernels that change tiles.
+
+    Repeated heads are in tiles of as many rows as there are copies of each: moves of two rows take
+    as long as those of eight.
+    """
+    moves = np.array([float(kind == "relayout") for kind in kinds])
+    for value, heads in repeated.items():
+        copies = program.values[value].type.shape[heads + 1]
+        moves[program.values[value].op] = max(1.0, SUBLANES / copies)
+    return moves
 
 
 def _sums_apart(signature: Signature) -> bool:

@@ -239,7 +239,8 @@ class Writes(LocalTerm):
         values, hardware = layout.tables.values, layout.machine.hardware
         share = np.where(values.constant, hardware.single_op_share, 1.0)
         rate = hardware.memory_bytes_per_s * share
-        return np.asarray(layout.written_bytes * (values.written * values.count / rate))
+        size = layout.written_bytes * layout.moved_share
+        return np.asarray(size * (values.written * values.count / rate))
 
 
 class Latencies(LocalTerm):
