@@ -60,6 +60,8 @@ def test_several_heads_are_repeated_by_a_kernel_of_their_own() -> None:
         seconds = moves * elements / V5E.transposed_elements_per_s
         assert found["writes"].sum() == pytest.approx(seconds, rel=1e-3)
         assert found["reads"].sum() == 0
+    # What a policy keeps is in memory, whoever reads it.
+    assert (model.layout(heads[None]).unrounded_memory > 0).all()
     repeated, sharded = model.price(np.stack([space.initial, heads])).peak_bytes
     assert repeated > 4 * sharded
 
@@ -116,6 +118,29 @@ def test_convolutions_compute_whole_tiles_of_images(few: int, many: int) -> None
         )
     ]  # fmt: skip
     assert times[:2] == pytest.approx(times[2:], rel=0.02)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_patches_are_no_kernel_gradient(backward: bool) -> None:
+    """Although their window has more places than the result has positions."""
+
+    def patches(images: Any, kernel: Any) -> Any:
+        layout = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(
+            images, kernel, (16, 16), "VALID", dimension_numbers=layout
+        )
+
+    kernel = shape(16, 16, 3, 768)
+
+    def gradient(images: Any, results: Any) -> Any:
+        return jax.linear_transpose(lambda k: patches(images, k), kernel)(results)[0]
+
+    images = shape(64, 224, 224, 3)
+    function, other = (gradient, shape(64, 14, 14, 768)) if backward else (patches, kernel)
+    analysis = toast.analyze(function, images, other, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("a=2"), min_dimensions=0)
+    (counted,) = CostModel(space, V5E).tables.products.images.tolist()
+    assert counted == 64
 
 
 def test_sharded_images_fill_tiles_of_their_own() -> None:

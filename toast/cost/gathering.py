@@ -22,7 +22,6 @@ from toast.cost.liveness import (
     Liveness,
     LiveRanges,
     allocated_only,
-    dimensions_in,
     liveness,
     loops_of,
 )
@@ -733,14 +732,16 @@ def _group_values(
         numbers.setdefault(
             (
                 slot, bool(exists), bool(aliased), place, times, tested, anew, share, wrote,
-                tuple(items.items()),
+                live.repeated.get(number), tuple(items.items()),
             ),
             len(numbers),
         )
-        for slot, exists, aliased, place, times, tested, anew, share, wrote, items in zip(
+        for number, (
+            slot, exists, aliased, place, times, tested, anew, share, wrote, items,
+        ) in enumerate(zip(
             value_slot.tolist(), live.exists, live.aliased, places, repeats, tests,
             remade.tolist(), stored.tolist(), written.tolist(), reads, strict=True,
-        )
+        ))
     ], dtype=np.int64)  # fmt: skip
     _, representative, members = np.unique(of_value, return_index=True, return_counts=True)
     count = members * np.array(repeats, dtype=np.int64)[representative]
@@ -900,17 +901,11 @@ def _products(
 def _image_dimension(signature: Signature) -> int:
     """The dimension of a convolution's input that counts images.
 
-    The gradient of a kernel has the images as features: its window is as large as they are.
+    It is the batch, or, in the gradient of a kernel, whose features are the images, the features:
+    the leading one of the two, because images lead in all common layouts.
     """
-    window, positions = (
-        math.prod(type_.shape[d] for d in dimensions_in(signature, name))
-        for type_, name in (
-            (signature.operands[1], "kernel_spatial_dimensions"),
-            (signature.results[0], "output_spatial_dimensions"),
-        )
-    )
-    name = "input_feature_dimension" if window > positions else "input_batch_dimension"
-    return int(str(signature.attribute(name)))
+    names = ("input_batch_dimension", "input_feature_dimension")
+    return min(int(str(signature.attribute(name))) for name in names)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -444,6 +444,12 @@ class Layout(LocalLayout):
         """``[S, C]`` bytes that a value takes in a device's memory, with padding and gaps."""
         return self._allocated(self.written_bytes)
 
+    @property
+    def unrounded_memory(self) -> Floats:
+        """``[S, C]`` the same if the value is in memory, and not rounded for products."""
+        every = np.arange(len(self.tables.values))
+        return self._allocated(self._tiled(self.value_bytes, self.settled, every))
+
     @functools.cached_property
     def use_memory(self) -> Floats:
         """``[S, U]`` bytes that a value takes at a use, with padding and gaps."""

@@ -60,7 +60,6 @@ PASSED_ON = BOUNDARY | {"optimization_barrier"}
 #: Ops that are computed where their results are needed, never in memory.
 SOURCES = frozenset({"constant", "iota"})
 
-
 #: Ops that move or round each element.
 _MOVING = frozenset({"reshape", "transpose", "convert"})
 

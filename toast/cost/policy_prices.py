@@ -500,7 +500,7 @@ class PolicyMemo(Memo):
         self._size.append(
             np.stack([
                 # What is kept is not rounded, whoever reads it.
-                piece.total(Entity.VALUE_CLASS, layout.value_memory / layout.stored),
+                piece.total(Entity.VALUE_CLASS, layout.unrounded_memory),
                 cut.total(Entity.USE_CLASS, copies),
             ], axis=1)
         )  # fmt: skip

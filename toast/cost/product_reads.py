@@ -20,8 +20,9 @@ _REPEATING = frozenset({"broadcast_in_dim", "reshape", "transpose", "convert"})
 def repeated(program: Program, live: Liveness) -> Mapping[int, int]:
     """Operands of products of vectors that repeat a value in memory, and this value.
 
-    The kernel of such a product is elementwise, and repeats the value as it reads it: the heads of
-    a cache, for the queries that share them.
+    The kernel of such a product is elementwise, and repeats the only head of a device as it reads
+    it.  Several heads are repeated by a kernel of their own; the moves of that kernel
+    (:attr:`toast.cost.liveness.Liveness.moves`) were fitted with all reads.
     """
     found = {}
     for number, op in enumerate(program.ops):
@@ -45,7 +46,7 @@ def read_by_products(program: Program, live: Liveness, use_op: Ints, use_value: 
     """``[uses]`` the uses whose value the kernel of a product reads or computes.
 
     It reads the values that it repeats, and reduces a result that nothing else uses, such as the
-    logits of the next token.
+    logits of the next token (also if it is summed over devices, which is left out here).
     """
     maker = np.array([value.op for value in program.values], dtype=np.int64)
     reads = np.bincount(use_value, minlength=len(maker))

@@ -31,7 +31,7 @@ _STACKING = _LOOPED | {"dynamic_slice", "dynamic_update_slice"}
 #: Ops whose results have the element type of the program.
 _WHOLE = (
     ((BARRIERS - PRODUCTS) | (ROOTS - {"reduce", "concatenate", "gather"}) | {"argument"})
-    - _LOOPED - _STACKING
+    - _STACKING
 )  # fmt: skip
 
 

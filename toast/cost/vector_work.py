@@ -51,7 +51,7 @@ def stretched(
     all its bytes, the accesses of the kernel are multiplied by the ratio.
     """
     reads, writes = accesses.astype(np.float64), written.astype(np.float64)
-    if not vector_bytes:
+    if not relayout_bytes:
         return reads, writes, np.zeros(len(program.values))
     types = [value.type for value in program.values]
     elements = np.array([math.prod(type_.shape) for type_ in types], dtype=np.float64)
@@ -68,7 +68,7 @@ def stretched(
     np.maximum.at(largest, of_value, np.where(written, elements, 0.0))
     largest[[kind in _LOOKING_UP for kind in kinds]] = 0.0
     moves = live.moves.copy()
-    moves[live.early[[*_interleaving(program)]]] = _INTERLEAVING
+    np.maximum.at(moves, live.early[[*_interleaving(program)]], _INTERLEAVING)
     least = largest * np.maximum(vector_bytes, moves * relayout_bytes)
     longer = np.maximum(least / np.maximum(moved, 1.0), 1.0)
     idle = np.maximum(least - moved, 0.0)[of_value]

@@ -85,6 +85,7 @@ class ExplicitSums(Sums):
                 whole = layout.summed_over_many & (layout.machine.hardware.platform == "tpu")
                 yield dataclasses.replace(traffic, times=times * ~whole)
                 if whole.any():
+                    # The result is that of the reduce-scatter in the program.
                     yield dataclasses.replace(
                         traffic, kind=REDUCE, times=times * whole, stated=SCATTER
                     )
