@@ -95,8 +95,11 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="names, separated by commas")
     parser.add_argument("--page", action="store_true", help="write the table into docs/memory.md")
     options = parser.parse_args()
+    models = options.models.split(",")
+    if unknown := [model for model in models if model not in MODELS]:
+        parser.error(f"no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
     found: list[Pair] = []
-    for model in steps(options.models.split(","), str):
+    for model in steps(models, str):
         for pair in pairs(model):
             print(
                 f"  {pair.model} {pair.policy}: step {pair.step:.3f}, peak {pair.peak:.3f}",

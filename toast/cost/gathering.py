@@ -138,8 +138,9 @@ def build(
         for v in program.values
     ], dtype=np.float64)  # fmt: skip
     stored, of_products = np.ones(len(program.values)), np.zeros(len(names.use_op), dtype=bool)
+    repeats = repeated(program, live) if lanes > 1 else {}
     if lanes > 1:
-        of_products = read_by_products(program, live, names.use_op, names.use_value)
+        of_products = read_by_products(program, live, repeats, names.use_op, names.use_value)
     if lanes > 1 and product_operands:
         half = element_bytes(product_operands) / element_bytes("f32")
         stored[stored_rounded(program, live, names.use_op, names.use_value)] = half
@@ -180,7 +181,7 @@ def build(
     product_ops = np.flatnonzero(ops.product[classes.of_op]).tolist()
     products = _products(
         space.analysis, classes.representative, np.flatnonzero(ops.product), factors,
-        repeated(program, live) if lanes > 1 else {},
+        repeats,
     )  # fmt: skip
     kernels = _kernel_terms(rules, factors + 1)
     working = np.flatnonzero((ops.flops > 0)[classes.of_op])
@@ -260,9 +261,7 @@ def build(
         slots=slot_table,
         ops=ops,
         products=products,
-        tensors=slots.tensors(
-            products.op_class, stored * read_shares(program, live) if lanes > 1 else stored
-        ),
+        tensors=slots.tensors(products.op_class, stored * read_shares(program, repeats)),
         kernels=kernels,
         kernel_tensors=slots.kernel_tensors(np.unique(kernels.op_class), rules),
         values=values,
@@ -855,7 +854,7 @@ def _products(
     tile = np.ones((len(products), 2), dtype=np.int64)
     tile_factor = np.full((len(products), 2), factors, dtype=np.int64)
     images = np.zeros(len(products), dtype=np.int64)
-    image_factor = np.full(len(products), factors, dtype=np.int64)
+    image_factor = np.full(len(products), -1, dtype=np.int64)
     for row, k in enumerate(products.tolist()):
         number = analysis.names.signature[representative[k]]
         rule, signature = analysis.rules[number], analysis.program.signatures[number]

@@ -121,7 +121,7 @@ class LocalLayout:
         few = self._heads * copies < SUBLANES
         return np.where((values.repeated >= 0) & few, np.minimum(copies / SUBLANES, 1.0), 1.0)
 
-    @property
+    @functools.cached_property
     def _heads(self) -> Floats:
         """``[S, C]`` the heads of a device that a value repeats, if it repeats some."""
         values = self.tables.values

@@ -34,15 +34,20 @@ def repeated(program: Program, live: Liveness) -> Mapping[int, int]:
     return found
 
 
-def read_shares(program: Program, live: Liveness) -> Floats:
-    """``[values]`` the share of a value that a product reads; less than 1 if it repeats another."""
+def read_shares(program: Program, repeats: Mapping[int, int]) -> Floats:
+    """``[values]`` the share of a value that a product reads; less than 1 if it repeats another.
+
+    ``repeats`` are those of :func:`repeated`.
+    """
     shares = np.ones(len(program.values))
-    for value, source in repeated(program, live).items():
+    for value, source in repeats.items():
         shares[value] = _elements(program, source) / _elements(program, value)
     return shares
 
 
-def read_by_products(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Bools:
+def read_by_products(
+    program: Program, live: Liveness, repeats: Mapping[int, int], use_op: Ints, use_value: Ints
+) -> Bools:
     """``[uses]`` the uses whose value the kernel of a product reads or computes.
 
     It reads the values that it repeats, and reduces a result that nothing else uses, such as the
@@ -51,7 +56,7 @@ def read_by_products(program: Program, live: Liveness, use_op: Ints, use_value: 
     maker = np.array([value.op for value in program.values], dtype=np.int64)
     reads = np.bincount(use_value, minlength=len(maker))
     chained = {
-        inner for value in repeated(program, live)
+        inner for value in repeats
         for inner in _sources(program, live, value) if reads[inner] == 1
     }  # fmt: skip
     inside = np.zeros(len(program.ops), dtype=bool)  # ops of which only such products use results

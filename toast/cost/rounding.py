@@ -28,6 +28,9 @@ _FUSED = frozenset({
 _LOOPED = frozenset({"carry", "yield"})
 _STACKING = _LOOPED | {"dynamic_slice", "dynamic_update_slice"}
 
+#: Ops through which only products may read a value.
+_THROUGH = _FUSED | _STACKING
+
 #: Ops whose results have the element type of the program.
 _WHOLE = (
     ((BARRIERS - PRODUCTS) | (ROOTS - {"reduce", "concatenate", "gather"}) | {"argument"})
@@ -57,7 +60,7 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
         for number in np.flatnonzero(rounded)[::-1].tolist():
             kept = all(
                 live.kinds[op] in MATRIX_PRODUCTS
-                or (live.kinds[op] in _FUSED | _STACKING and rounded[results[op]])
+                or (live.kinds[op] in _THROUGH and rounded[results[op]])
                 for op in uses[number]
             ) and (live.kinds[program.values[number].op] not in _LOOPED or rounded[other[number]])
             if not kept:

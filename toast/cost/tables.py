@@ -71,7 +71,7 @@ class Products(EntityTable):
     tile: Ints  # [P, 2], 1 without such a product
     tile_factor: Ints  # [P, 2], F without such a product or if the product sums over the rows
     images: Ints  # of a convolution, 0 for other products
-    image_factor: Ints  # the factor of the images, F without a convolution
+    image_factor: Ints  # the factor of the images; -1 if there are none, or several
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,9 +89,7 @@ class ProductWork(LocalTerm):
         products = layout.tables.products
         if layout.machine.hardware.lanes == 1 or not products.images.any():
             return np.ones(1)
-        factor = np.where(products.image_factor < products.group.shape[1] - 1,
-                          products.image_factor, -1)  # fmt: skip
-        shards = layout.devices[axes_of(held == factor[:, None])]
+        shards = layout.devices[axes_of(held == products.image_factor[:, None])]
         local = np.maximum(products.images / shards, 1.0)
         share = np.ceil(local / SUBLANES) * SUBLANES / local
         share = np.where(local < SUBLANES, np.minimum(share, _BANDED), share)
