@@ -30,6 +30,7 @@ from toast.cost.overlap import Windows, windows
 from toast.cost.product_layouts import GROUPED, ProductLayouts
 from toast.cost.product_reads import read_by_products, read_shares, repeated
 from toast.cost.rounding import rounded_stacks, stored_rounded
+from toast.cost.step_rows import row_accesses
 from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
     Columns,
@@ -153,6 +154,10 @@ def build(
         _written(program, live, priced, host),
         value_bytes * stored,
         vector_bytes, relayout_bytes,
+    )  # fmt: skip
+    accesses[0] += row_accesses(
+        program, names.use_op, names.use_index, names.use_value, value_bytes * stored,
+        relayout_bytes,
     )  # fmt: skip
     grouped = _group_values(
         program,

@@ -1,0 +1,110 @@
+"""Steps of sequences that loops read and write row by row.
+
+A recurrence over ``[batch, sequence, width]`` runs over the array with the sequence in front.  XLA
+does not transpose the array for it: the loop slices a row out of each tile, and writes its results
+to rows of tiles.  The vector unit moves such rows one by one, and takes as long for a row as for a
+full tile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from toast.cost.entities import Floats, Ints
+from toast.cost.liveness import SUBLANES, dimensions_in
+from toast.program import Program
+
+_SLICE, _UPDATE = "dynamic_slice", "dynamic_update_slice"
+
+#: How often the vector unit could change the place of each element of full tiles in the time that
+#: it takes to read rows, or to write them.  A recurrence that XLA compiled for v5e read 5 elements
+#: of rows in a cycle, and wrote 7, besides the latency of the kernel that updates the stack.
+_READ, _WRITTEN = SUBLANES, SUBLANES / 2
+
+#: Ops between a loop and the transpose of its stack that change no tiles.
+_PASSING = frozenset({"convert", "optimization_barrier", "sdy_sharding_constraint"})
+
+
+def row_accesses(
+    program: Program, use_op: Ints, use_index: Ints, use_value: Ints, size: Floats,
+    relayout_bytes: float,
+) -> Floats:  # fmt: skip
+    """``[uses]`` accesses of each use's value that take as long as moving its rows.
+
+    ``size`` (``[values]``) has the bytes of values in memory, and ``relayout_bytes`` those that the
+    memory moves while the vector unit changes the place of an element; 0 if this bounds nothing.
+    """
+    accesses = np.zeros(len(use_op))
+    if not relayout_bytes:
+        return accesses
+    slices, updates = {*_sliced(program)}, {*_updated(program)}
+    rows = [
+        use for use, (op, index) in enumerate(zip(use_op.tolist(), use_index.tolist(), strict=True))
+        if (op in slices and index == 0) or (op in updates and index == 1)
+    ]  # fmt: skip
+    for use in rows:
+        op, value = program.ops[use_op[use]], int(use_value[use])
+        moved, moves = (op.results[0], _READ) if use_op[use] in slices else (value, _WRITTEN)
+        elements = math.prod(program.values[moved].type.shape)
+        accesses[use] = elements * moves * relayout_bytes / max(size[value], 1.0)
+    return accesses
+
+
+def _sliced(program: Program) -> Iterator[int]:
+    """Slices of one step of an array that was transposed for the loop."""
+    for number, op in enumerate(program.ops):
+        if program.kind(number) == _SLICE and _steps(program, op.operands[0], op.results[0]):
+            maker = program.values[_source(program, op.operands[0])].op
+            if _from_rows(program, maker):
+                yield number
+
+
+def _updated(program: Program) -> Iterator[int]:
+    """Updates of one step of a stack that is transposed after the loop."""
+    ends = {
+        program.ops[end].results[0]: program.ops[end].operands[0]
+        for end, begin in program.ties
+        if (program.kind(end), program.kind(begin)) == ("yield", "carry")
+    }
+    for number in range(len(program.ops)):
+        if program.kind(number) == "transpose" and _to_rows(program, number):
+            stack = _source(program, program.ops[number].operands[0])
+            update = program.values[ends.get(stack, stack)].op
+            if program.kind(update) == _UPDATE:
+                op = program.ops[update]
+                if _steps(program, op.results[0], op.operands[1]):
+                    yield update
+
+
+def _source(program: Program, value: int) -> int:
+    """The value that a chain of conversions begins with."""
+    while program.kind(program.values[value].op) in _PASSING:
+        (value,) = program.ops[program.values[value].op].operands
+    return value
+
+
+def _steps(program: Program, stack: int, step: int) -> bool:
+    """Whether a value is one step of a stack, along its first dimension."""
+    whole, part = (program.values[value].type.shape for value in (stack, step))
+    return len(whole) > 2 and part == (1, *whole[1:]) and whole[0] > 1
+
+
+def _from_rows(program: Program, op: int) -> bool:
+    """Whether an op is a transpose that puts the last dimension but one in front."""
+    order = _order(program, op)
+    return len(order) > 2 and order[0] == len(order) - 2 and order[-1] == len(order) - 1
+
+
+def _to_rows(program: Program, op: int) -> bool:
+    """Whether a transpose puts the first dimension before the last one."""
+    order = _order(program, op)
+    return len(order) > 2 and order[-2] == 0 and order[-1] == len(order) - 1
+
+
+def _order(program: Program, op: int) -> tuple[int, ...]:
+    if program.kind(op) != "transpose":
+        return ()
+    return tuple(dimensions_in(program.signatures[program.ops[op].signature], "permutation"))
