@@ -29,13 +29,13 @@ def remade_values(program: Program) -> Bools:
 
 
 def _constant(program: Program, excluded: Set[str]) -> Bools:
-    constant = np.zeros(len(program.values), dtype=bool)
-    for number, value in enumerate(program.values):
-        operands = program.ops[value.op].operands
-        kind = program.kind(value.op)
-        known = kind in SOURCES if not operands else all(constant[v] for v in operands)
-        constant[number] = known and kind not in excluded and kind not in _ELSEWHERE
-    return constant
+    constant = [False] * len(program.values)
+    never = excluded | _ELSEWHERE
+    for number, op in enumerate(program.makers):
+        operands, kind = program.ops[op].operands, program.kinds[op]
+        known = all(constant[v] for v in operands) if operands else kind in SOURCES
+        constant[number] = known and kind not in never
+    return np.array(constant, dtype=bool)
 
 
 __all__ = ["constant_values", "remade_values"]

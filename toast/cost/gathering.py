@@ -133,11 +133,9 @@ def build(
     )  # fmt: skip
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
     host = host_memory(program)
-    remade = remade_values(program)
-    value_bytes = np.array([
-        math.prod(v.type.shape) * element_bytes(v.type.dtype)
-        for v in program.values
-    ], dtype=np.float64)  # fmt: skip
+    remade, constant = remade_values(program), constant_values(program)
+    allocated = allocated_only(program) & constant
+    value_bytes = np.array(program.value_bytes, dtype=np.float64)
     stored, of_products = np.ones(len(program.values)), np.zeros(len(names.use_op), dtype=bool)
     repeats = repeated(program, live) if lanes > 1 else {}
     if lanes > 1:
@@ -151,7 +149,7 @@ def build(
             program, names.use_op, names.use_index, names.use_value, live, priced, host,
             of_products,
         ) + layouts.again,
-        _written(program, live, priced, host),
+        _written(program, live, priced, host, allocated),
         value_bytes * stored,
         vector_bytes, relayout_bytes,
     )  # fmt: skip
@@ -174,7 +172,7 @@ def build(
         *accesses,
     )
     slot_table = slots.table(classes.divisor.shape[1])
-    op_class_of_value = classes.of_op[[value.op for value in program.values]]
+    op_class_of_value = classes.of_op[[*program.makers]]
     rules = [analysis.rules[names.signature[op]] for op in classes.representative]
     ops, dtypes = _op_classes(space, rules, live.kinds)
     factors = classes.divisor.shape[1]
@@ -206,7 +204,7 @@ def build(
     )  # fmt: skip
     around = rings
     if loops:
-        around = rings | [program.kind(op) == _LOOPED for op in range(len(program.ops))]
+        around = rings | [kind == _LOOPED for kind in program.kinds]
     open_windows = windows(
         program, names.use_op, names.use_value, working.tolist(), work,
         grouped.of_value, grouped.of_use, around,
@@ -218,7 +216,7 @@ def build(
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
-        rules, ranges.rounded, remade, stored,
+        rules, ranges.rounded, remade, stored, constant, allocated,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -324,7 +322,7 @@ def _early(
     program: Program, live: Liveness, use_op: Ints, use_value: Ints, grouped: _Grouped
 ) -> Bools:
     """``[use classes]`` whether a product outside loops uses what depends on arguments alone."""
-    ready = live.early[[value.op for value in program.values]] < len(program.arguments)
+    ready = live.early[[*program.makers]] < len(program.arguments)
     looped = np.zeros(len(program.ops), dtype=bool)
     for loop in loops_of(program):
         looped[loop.begin : loop.end + 1] = True
@@ -374,15 +372,15 @@ def _value_classes(
     rounded: Lifetimes,
     remade: Bools,
     stored: Floats,
+    constant: Bools,
+    allocated: Bools,
 ) -> ValueClasses:
     values = grouped.representative
-    maker = np.array([program.values[v].op for v in values.tolist()], dtype=np.int64)
+    maker = np.array(program.makers, dtype=np.int64)[values]
     amount, over = workspace
     types = [program.values[v].type for v in values.tolist()]
-    kinds = [program.kind(program.values[v].op) for v in values.tolist()]
+    kinds = [program.kinds[op] for op in maker.tolist()]
     product = ops.product[op_class_of_value[values]]
-    constant = constant_values(program)
-    allocated = allocated_only(program) & constant
     rank = _rank(program)
     arguments = grouped.of_value[list(program.argument_values)]
     size, group, operands, side = _of_products(
@@ -391,9 +389,7 @@ def _value_classes(
     return ValueClasses(
         slot=value_slot[values],
         count=grouped.count,
-        bytes=np.array([
-            math.prod(type_.shape) * element_bytes(type_.dtype) for type_ in types
-        ], dtype=np.float64),
+        bytes=np.array([program.value_bytes[v] for v in values.tolist()], dtype=np.float64),
         stored=stored[values],
         sizes=np.array([
             (*type_.shape, *(1,) * (rank - len(type_.shape))) for type_ in types
@@ -446,8 +442,7 @@ def _of_products(
     size[computed], group[computed] = products.size[row], products.group[row]
     for c in computed.tolist():
         for index, value in enumerate(program.ops[maker[c]].operands[:2]):
-            type_ = program.values[value].type
-            operands[c, index] = math.prod(type_.shape) * element_bytes(type_.dtype)
+            operands[c, index] = program.value_bytes[value]
         for d, stack in enumerate(rules[op_class[c]].results[0]):
             side[c, d] = group[c, stack[0]] if stack else 4
     return size, group, operands, side
@@ -516,7 +511,7 @@ def _kernels(
     A kernel with several results counts as a part of one for each.  Scalars, such as the counters
     of loops, need none; neither do values that are only ``allocated``.
     """
-    maker = np.array([value.op for value in program.values], dtype=np.int64)
+    maker = np.array(program.makers, dtype=np.int64)
     kinds = live.kinds
     alone = np.array([
         kind not in PRODUCTS and (kind == UPDATING or kind not in _IN_PLACE) for kind in kinds
@@ -816,12 +811,13 @@ def _accesses(
     return accesses
 
 
-def _written(program: Program, live: Liveness, priced: Bools, host: HostMemory) -> Bools:
+def _written(
+    program: Program, live: Liveness, priced: Bools, host: HostMemory, allocated: Bools
+) -> Bools:
     """``[values]`` whether a memory-bound kernel writes a value."""
-    maker = np.array([value.op for value in program.values], dtype=np.int64)
+    maker = np.array(program.makers, dtype=np.int64)
     kinds = [live.kinds[op] for op in maker.tolist()]
     elsewhere = np.array([kind in PRODUCTS or kind in _IN_PLACE for kind in kinds], dtype=bool)
-    allocated = allocated_only(program) & constant_values(program)
     return np.asarray(
         live.exists & ~live.by_product & ~elsewhere & ~priced[maker] & ~host.inside & ~host.moved
         & ~allocated
@@ -938,7 +934,7 @@ def _loopable(analysis: Analysis, grouped: _Grouped, windows: Windows) -> _Loope
     free, excluded = windows.free(Entity.USE_CLASS), np.zeros(len(looped.operands), dtype=bool)
     first = np.searchsorted(names.use_op, np.arange(len(program.ops)))
     for number, op in enumerate(program.ops):
-        if program.kind(number) != _LOOPED:
+        if program.kinds[number] != _LOOPED:
             continue
         rule = analysis.rules[names.signature[number]]
         result = {f: d for d, factors in enumerate(rule.results[0]) for f in factors}
@@ -989,10 +985,10 @@ def _rank(program: Program) -> int:
 def _transcendentals(program: Program, grouped: _Grouped) -> Floats:
     """``[C]`` elements of exponentials, logarithms and the like."""
     elements = np.zeros(len(grouped.representative))
-    for number, value in enumerate(program.values):
-        if program.kind(value.op) in EXPENSIVE:
-            once = float(math.prod(value.type.shape))
-            elements[grouped.of_value[number]] += once * program.repeats[value.op]
+    for number, op in enumerate(program.makers):
+        if program.kinds[op] in EXPENSIVE:
+            once = float(program.elements[number])
+            elements[grouped.of_value[number]] += once * program.repeats[op]
     return elements
 
 
@@ -1026,7 +1022,7 @@ def _carried(program: Program) -> Bools:
     """``[values]`` those that a loop carries: one buffer, from before the loop until after it."""
     carried = np.zeros(len(program.values), dtype=bool)
     for number, op in enumerate(program.ops):
-        if program.kind(number) in _OF_LOOPS:
+        if program.kinds[number] in _OF_LOOPS:
             carried[[*op.operands, *op.results]] = True
     return carried
 

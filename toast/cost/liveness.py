@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.kernel_kinds import kernel_kinds, of_vectors
 from toast.cost.overwriting import overwriting
 from toast.cost.tables import CopyPairs, EntityTable
-from toast.program import Program, Signature, element_bytes
+from toast.program import Program, Signature
 from toast.space import BOUNDARY, PRODUCTS
 
 #: Ops that XLA's fusion stops at: their operands and results are in memory.
@@ -158,7 +158,7 @@ class LiveRanges:
     @functools.cached_property
     def maker(self) -> Ints:
         """``[values]`` op that defines each value."""
-        return np.array([value.op for value in self.program.values], dtype=np.int64)
+        return np.array(self.program.makers, dtype=np.int64)
 
     @functools.cached_property
     def stored(self) -> Ints:
@@ -170,8 +170,8 @@ class LiveRanges:
     @functools.cached_property
     def of_products(self) -> Ints:
         """Uses by products."""
-        product = np.array([self.live.kinds[op] in PRODUCTS for op in self.use_op.tolist()])
-        return np.flatnonzero(product)
+        product = np.array([kind in PRODUCTS for kind in self.live.kinds], dtype=bool)
+        return np.flatnonzero(product[self.use_op])
 
     def is_computed(self, value: int) -> bool:
         """Whether a value that is not in memory is more than one that is, moved."""
@@ -185,11 +185,11 @@ class LiveRanges:
     def expensive(self) -> Bools:
         """``[values]`` whether the kernels that read the value compute an expensive op again."""
         again = np.zeros(len(self.program.values), dtype=bool)
-        for value, op in enumerate(self.maker.tolist()):
-            if not self.live.exists[value]:
-                again[value] = self.program.kind(op) in EXPENSIVE or any(
-                    again[operand] for operand in self.program.ops[op].operands
-                )
+        for value in np.flatnonzero(~self.live.exists).tolist():
+            op = self.program.makers[value]
+            again[value] = self.program.kinds[op] in EXPENSIVE or any(
+                again[operand] for operand in self.program.ops[op].operands
+            )
         return again
 
     @functools.cached_property
@@ -233,7 +233,7 @@ def liveness(
     unrolled layers to hide all-gathers behind them.
     """
     count = len(program.values)
-    kind_of_op = [program.kind(op) for op in range(len(program.ops))]
+    kind_of_op = [*program.kinds]
     if lanes > 1:
         for number in _relayouts(program, kind_of_op, lanes) if partitioned else ():
             kind_of_op[number] = "relayout"
@@ -269,7 +269,7 @@ def liveness(
     use_end = kernel_end[use_op]
     alone = np.array([kind not in _STORED for kind in kind_of_op])
     alone[merged] = False
-    maker = np.array([value.op for value in program.values], dtype=np.int64)
+    maker = np.array(program.makers, dtype=np.int64)
     last_read = maker.copy()
     np.maximum.at(last_read, use_value, use_end)
     in_place = overwriting(program, kind_of_op, exists, alone[maker], last_read)
@@ -282,7 +282,7 @@ def liveness(
     if copied is not None:
         aliased &= ~copied
     # A loop starts in the buffer of its initial value, if nothing else needs it.
-    initial = np.array([kind_of_op[op] == "carry" for op in use_op.tolist()], dtype=bool)
+    initial = np.array([kind == "carry" for kind in kind_of_op], dtype=bool)[use_op]
     use_end[initial] -= 1
     if delays:
         _delay_products(program, kind_of_op, uses, use_op, use_end)
@@ -329,12 +329,12 @@ def _delay_products(
     backward = np.array([each in ("backward", "recomputed") for each in program.passes], dtype=bool)
     product = np.array([kind in MATRIX_PRODUCTS for kind in kinds], dtype=bool)
     any_product = np.array([kind in PRODUCTS for kind in kinds], dtype=bool)
-    needed = np.zeros(len(program.ops), dtype=bool)  # whether a product or a loop needs its results
+    # Whether a product or a loop is an op, or needs its results; and the latter alone.
+    needs, needed = (any_product | looped).tolist(), np.zeros(len(program.ops), dtype=bool)
     for number in range(len(program.ops) - 1, -1, -1):
-        needed[number] = any(
-            any_product[user] or looped[user] or needed[user]
-            for value in program.ops[number].results for user in uses[value]
-        )  # fmt: skip
+        for value in program.ops[number].results:
+            if any(needs[user] for user in uses[value]):
+                needs[number] = needed[number] = True
     run = np.flatnonzero(any_product & backward & ~looped)
     delayed = np.flatnonzero((product & backward & ~looped & ~needed)[use_op])
     later = np.searchsorted(run, use_op[delayed]) + _DELAY
@@ -459,12 +459,12 @@ def dimensions_in(signature: Signature, name: str) -> tuple[int, ...]:
 
 def _earliest(program: Program, kinds: list[str]) -> Ints:
     """``[ops]`` the op after which a fusible op could be computed, itself for others."""
-    early = np.arange(len(program.ops))
+    makers, alone = program.makers, _STORED | _NEEDING
+    early = [*range(len(program.ops))]
     for number, op in enumerate(program.ops):
-        if kinds[number] not in _STORED | _NEEDING:
-            ready = [early[program.values[v].op] for v in op.operands]
-            early[number] = max(ready, default=0)
-    return early
+        if kinds[number] not in alone:
+            early[number] = max([early[makers[v]] for v in op.operands], default=0)
+    return np.array(early, dtype=np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -571,9 +571,9 @@ def _existing(
     instead if it depends on several large values, which several kernels would keep alive longer, or
     on expensive ops that several products need and that no product can compute with its result.
     """
-    values = program.values
-    size = [math.prod(v.type.shape) * element_bytes(v.type.dtype) for v in values]
-    exists = np.array([
+    values, makers = program.values, program.makers
+    size = program.value_bytes
+    exists = [
         kinds[v.op] not in SOURCES
         and (
             kinds[v.op] in _STORED
@@ -581,33 +581,35 @@ def _existing(
             or any(kinds[u] in _NEEDING for u in uses[number])
         )
         for number, v in enumerate(values)
-    ], dtype=bool)  # fmt: skip
+    ]
     inside: set[int] = set()
     for softmax in softmaxes:
         exists[softmax.product], exists[softmax.exponential] = False, True
         inside |= {softmax.product, *softmax.between}
     # Large values that each value depends on, from the first op to the last.
     inputs: list[frozenset[int]] = [frozenset()] * len(values)
-    costly = np.zeros(len(values), dtype=bool)
-    for number, value in enumerate(values):
-        large_parts: set[int] = set()
-        for operand in program.ops[value.op].operands:
-            large_parts |= {operand} if exists[operand] else inputs[operand]
-        inputs[number] = frozenset(large_parts)
-        costly[number] = kinds[value.op] in EXPENSIVE or any(
-            costly[v] and not exists[v] for v in program.ops[value.op].operands
-        )
+    costly = [kinds[op] in EXPENSIVE for op in makers]
+    for number, op in enumerate(makers):
+        parts: list[frozenset[int]] = []
+        for operand in program.ops[op].operands:
+            if exists[operand]:
+                parts.append(frozenset([operand]))
+            else:
+                parts.append(inputs[operand])
+                costly[number] |= costly[operand]
+        inputs[number] = parts[0] if len(parts) == 1 else frozenset().union(*parts)
     # Kernels that compute each value, from the last op to the first.
     kernels: list[frozenset[int]] = [frozenset()] * len(values)
     merged = [values[softmax.exponential].op for softmax in softmaxes]
     for number in range(len(values) - 1, -1, -1):
-        computed_in: set[int] = set()
+        users: list[frozenset[int]] = []
         for user in uses[number]:
             results = program.ops[user].results
             fused = results and not exists[results[0]]
-            computed_in |= kernels[results[0]] if fused else {user}
-        kernels[number] = frozenset(computed_in)
-        kind = kinds[values[number].op]
+            users.append(kernels[results[0]] if fused else frozenset([user]))
+        computed_in = users[0] if len(users) == 1 else frozenset().union(*users)
+        kernels[number] = computed_in
+        kind = kinds[makers[number]]
         if number in inside:
             continue
         if kind in PRODUCTS and len(computed_in) == 1:
@@ -632,7 +634,7 @@ def _existing(
             }  # fmt: skip
             cheap = kind not in EXPENSIVE and sum(size[v] for v in sources) <= size[number]
             exists[number] = stored and not (len(sources) == 1 and cheap)
-    return exists, merged
+    return np.array(exists, dtype=bool), merged
 
 
 def _share_loop_buffers(program: Program, kinds: list[str], aliased: Bools) -> None:
@@ -649,7 +651,7 @@ def loops_of(program: Program) -> list[LoopOps]:
     """The loops of a program, inner ones first where they are nested."""
     loops: list[LoopOps] = []
     for end, begin in program.ties:
-        if (program.kind(end), program.kind(begin)) != ("yield", "carry"):
+        if (program.kinds[end], program.kinds[begin]) != ("yield", "carry"):
             continue
         if loops and (end, begin) == (loops[-1].end + 1, loops[-1].last_carry + 1):
             loops[-1] = loops[-1]._replace(last_carry=begin, end=end)
@@ -664,16 +666,16 @@ def allocated_only(program: Program) -> Bools:
     XLA only allocates such a buffer if its value is constant.  It does not see that a loop which
     runs backward (its index is a difference) fills a stack, too, and writes the first value.
     """
-    difference = np.zeros(len(program.values), dtype=bool)
+    difference = [False] * len(program.values)
     forward, backward = set[int](), set[int]()
-    for number, op in enumerate(program.ops):
-        kind = program.kind(number)
+    for kind, op in zip(program.kinds, program.ops, strict=True):
         if kind != "carry":
             found = kind == "subtract" or any(difference[value] for value in op.operands)
-            difference[list(op.results)] = found
+            for value in op.results:
+                difference[value] = found
         if kind == "dynamic_update_slice":
-            carry = program.values[op.operands[0]].op
-            if program.kind(carry) == "carry":
+            carry = program.makers[op.operands[0]]
+            if program.kinds[carry] == "carry":
                 backwards = any(difference[value] for value in op.operands[2:])
                 (backward if backwards else forward).update(program.ops[carry].operands)
     allocated = np.zeros(len(program.values), dtype=bool)
@@ -718,11 +720,11 @@ def _kernel_ends(
     program: Program, kinds: list[str], uses: list[list[int]], exists: Bools, place: Ints
 ) -> Ints:
     """``[ops]`` the last kernel that computes each op."""
-    ends: Any = place.tolist()
+    ends, stored = place.tolist(), exists.tolist()
     for number in range(len(program.ops) - 1, -1, -1):
         results = program.ops[number].results
-        if results and not exists[results[0]] and kinds[number] not in PRODUCTS:
+        if results and not stored[results[0]] and kinds[number] not in PRODUCTS:
             ends[number] = max(
-                (ends[user] for value in results for user in uses[value]), default=ends[number]
+                [ends[user] for value in results for user in uses[value]], default=ends[number]
             )
     return np.array(ends, dtype=np.int64)

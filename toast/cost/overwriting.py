@@ -7,7 +7,6 @@ buffers that no other kernel overwrites.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -50,11 +49,11 @@ def _of_several_results(program: Program, kinds: list[str], exists: Bools) -> Bo
     Such are batched products in bfloat16 that a softmax follows, or that its gradient begins with.
     """
     several = np.zeros(len(program.values), dtype=bool)
-    for number in range(len(program.ops)):
-        sources = [s for s, _ in _inputs(program, kinds, exists, number)] * (
-            kinds[number] == "reduce"
-        )
-        latest = max(sources, key=lambda source: program.values[source].op, default=-1)
+    for number, kind in enumerate(kinds):
+        if kind != "reduce":
+            continue
+        sources = [source for source, _ in _inputs(program, kinds, exists, number)]
+        latest = max(sources, key=lambda source: program.makers[source], default=-1)
         if latest >= 0:
             several[latest] = _is_batched_product(program, latest)
     return several
@@ -75,19 +74,19 @@ def _inputs(
 
     Each comes with whether its elements are in other places in the result.
     """
-    values = program.values
+    elements = program.elements
     waiting = [(value, False) for value in program.ops[kernel].operands]
-    size = max((math.prod(values[value].type.shape) for value, _ in waiting), default=0)
+    size = max((elements[value] for value, _ in waiting), default=0)
     seen: set[int] = set()
     while waiting:
         value, moved = waiting.pop()
-        if value in seen or math.prod(values[value].type.shape) != size:
+        if value in seen or elements[value] != size:
             continue
         seen.add(value)
         if exists[value]:
             yield value, moved
             continue
-        op = values[value].op
+        op = program.makers[value]
         moved |= kinds[op] in _MOVING
         waiting += [(operand, moved) for operand in program.ops[op].operands]
 

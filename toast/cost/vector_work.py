@@ -8,7 +8,6 @@ as long as a copy.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -53,10 +52,9 @@ def stretched(
     reads, writes = accesses.astype(np.float64), written.astype(np.float64)
     if not relayout_bytes:
         return reads, writes, np.zeros(len(program.values))
-    types = [value.type for value in program.values]
-    elements = np.array([math.prod(type_.shape) for type_ in types], dtype=np.float64)
-    maker = np.array([value.op for value in program.values], dtype=np.int64)
-    kinds = [program.kind(op) for op in range(len(program.ops))]
+    elements = np.array(program.elements, dtype=np.float64)
+    maker = np.array(program.makers, dtype=np.int64)
+    kinds = program.kinds
     updating = np.array([kind == UPDATING for kind in kinds])
     of_use, of_value = live.early[use_op], live.early[maker]
     # An update is written into its buffer by the kernel that computes it.

@@ -225,6 +225,28 @@ class Program:
         """The kind of an op, such as ``dot_general``."""
         return self.signatures[self.ops[op].signature].kind
 
+    @functools.cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """``[ops]`` the kind of each op."""
+        kinds = [signature.kind for signature in self.signatures]
+        return tuple([kinds[op.signature] for op in self.ops])
+
+    @functools.cached_property
+    def makers(self) -> tuple[int, ...]:
+        """``[values]`` the op that defines each value."""
+        return tuple([value.op for value in self.values])
+
+    @functools.cached_property
+    def elements(self) -> tuple[int, ...]:
+        """``[values]`` the number of elements of each value."""
+        return tuple([math.prod(value.type.shape) for value in self.values])
+
+    @functools.cached_property
+    def value_bytes(self) -> tuple[int, ...]:
+        """``[values]`` the bytes of each value."""
+        types = zip(self.values, self.elements, strict=True)
+        return tuple([elements * element_bytes(value.type.dtype) for value, elements in types])
+
     def condition_runs(self, carry: int) -> int:
         """How often in a step the condition of the loop with the op ``carry`` runs.
 
@@ -240,8 +262,8 @@ class Program:
     @functools.cached_property
     def passes(self) -> tuple[Pass, ...]:
         """``[ops]`` the pass that each op belongs to."""
-        every = range(len(self.ops))
-        return tuple(passes_of((self.kind(op), self.location(op).path) for op in every))
+        paths = (self.location(op).path for op in range(len(self.ops)))
+        return tuple(passes_of(zip(self.kinds, paths, strict=True)))
 
     @functools.cached_property
     def argument_values(self) -> tuple[int, ...]:

@@ -198,10 +198,10 @@ class MergedSums(Term):
         merged = ranges.summed[~ranges.live.exists[ranges.summed]]
         last, written = np.zeros((2, len(ranges.value_class)), dtype=np.int64)
         np.maximum.at(last, ranges.use_value, ranges.use_op)
-        ops = ranges.program.ops
-        kernel = ranges.live.late[ranges.use_op].tolist()
-        size = [ranges.size[list(ops[op].results)].max(initial=0.0) for op in kernel]
-        np.maximum.at(written, ranges.use_value, np.array(size, dtype=np.int64))
+        size = np.zeros(len(ranges.program.ops))  # of the largest result of each op
+        np.maximum.at(size, ranges.maker, ranges.size)
+        of_kernel = size[ranges.live.late[ranges.use_op]]
+        np.maximum.at(written, ranges.use_value, of_kernel.astype(np.int64))
         merged = merged[written[merged] < ranges.size[merged]]
         return Lifetimes(ranges.value_class[merged], ranges.maker[merged], last[merged] + 1, merged)
 
@@ -309,8 +309,8 @@ class PartedOperands(SecondBuffers):
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
         products = ranges.of_products
-        matrices = [ranges.program.kind(op) == "dot_general" for op in ranges.use_op[products]]
-        products = products[np.array(matrices, dtype=bool)]
+        matrices = np.array([kind == "dot_general" for kind in ranges.program.kinds], dtype=bool)
+        products = products[matrices[ranges.use_op[products]]]
         products = products[~ranges.live.exists[ranges.use_value[products]]]
         count = len(ranges.value_class)
         start, end = np.full(count, len(ranges.program.ops)), np.zeros(count, dtype=np.int64)
