@@ -131,7 +131,9 @@ def _installed() -> bytes:
 def _digest_of_code() -> bytes:
     top = pathlib.Path(__file__).parents[1]
     stages = (sorted(top.glob(f"{stage}/**/*.py")) for stage in ("analysis", "facts", "logic"))
-    return disk_cache.digest_of_files([top / "graphs.py", *itertools.chain.from_iterable(stages)])
+    return disk_cache.digest_of_files(
+        [top / "graphs.py", top / "distinct.py", *itertools.chain.from_iterable(stages)]
+    )
 
 
 #: The digest of the running code; its files may change while the process runs.

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from toast.analysis.names import Names
 from toast.analysis.rules import SignatureRule, stratum
+from toast.distinct import distinct_rows
 from toast.facts.relations import constant, quoted
 from toast.logic import Edges, LogicModel
 from toast.program import Program
@@ -214,7 +215,7 @@ def _site_rows(
     site = np.concatenate([doubled.site, value])
     d = np.concatenate([doubled.d, np.arange(argument_dims) - names.value_dim[value]])
     name = np.concatenate([doubled.names, names.def_name[:argument_dims]])
-    rows = np.unique(np.stack([site, d, name], axis=1), axis=0).tolist()
+    rows = distinct_rows(np.stack([site, d, name], axis=1)).rows.tolist()
     use_op, use_index = names.use_op.tolist(), names.use_index.tolist()
     listed = np.unique(doubled.names)
     involved = np.zeros(names.count, dtype=bool)

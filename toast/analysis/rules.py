@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from toast.distinct import distinct_rows
 from toast.errors import PlanError, RuleError
 from toast.facts import Relations
 from toast.logic import (
@@ -333,7 +334,7 @@ def _links(program: Program) -> Ints:
     counts = np.array([len(s.operands) for s in signatures], dtype=np.int64)[signature]
     index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     columns = signature[defining_op[used]], result[used], np.repeat(signature, counts), index
-    return np.unique(np.stack(columns, axis=1), axis=0)
+    return distinct_rows(np.stack(columns, axis=1)).rows
 
 
 def _signature_rules(

@@ -17,6 +17,7 @@ from toast.cost.loops import ADDED, UNFUSED, LoopCandidates, Loops, faster_loops
 from toast.cost.machine import Machine
 from toast.cost.reshard_routes import Routes, routes, trading
 from toast.cost.tables import Tables
+from toast.distinct import distinct_rows
 from toast.hardware import COLLECTIVES
 from toast.space import NONE, States
 
@@ -491,9 +492,8 @@ class ExactLayout(Layout):
         """``[1, U]`` whether an earlier use class already made the same copy."""
         uses = self.tables.uses
         keys = np.column_stack([uses.value, uses.loop, self.used[0]])
-        _, first = np.unique(keys, axis=0, return_index=True)
         shared = np.ones((1, len(uses)), dtype=bool)
-        shared[0, first] = False
+        shared[0, distinct_rows(keys).first] = False
         return shared
 
 

@@ -18,6 +18,7 @@ from scipy import sparse
 
 from toast import lazy
 from toast.cost.entities import Entity, Floats, Ints
+from toast.distinct import distinct_rows
 from toast.program import Program
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def windows(
     window = window_of_set[set_of]
     values, uses = len(program.values), len(use_op)
     # Uses of one value in one class share a copy, which is made for the first of them.
-    first = np.unique(np.stack([use_value, use_class]), axis=1, return_index=True)[1]
+    first = distinct_rows(np.stack([use_value, use_class], axis=1)).first
 
     def of_values(window: Ints) -> sparse.csr_array:
         return _shares(window, value_class, len(room))
@@ -229,11 +230,10 @@ def _merged(room: Floats, bins: Floats, number: Ints) -> tuple[Floats, Ints]:
     some = np.flatnonzero(room.sum(axis=1) > 0)
     if not len(some):
         return np.zeros((0, len(bins))), window
-    apart, label = np.unique(room[some], axis=0, return_inverse=True)
+    apart, _, label, _ = distinct_rows(room[some])
     if len(apart) > _WINDOWS:
         parts = np.rint(_PARTS * room[some] / np.maximum(bins, np.finfo(np.float64).tiny))
-        apart, label = np.unique(parts, axis=0, return_inverse=True)
-    label = label.ravel()
+        apart, _, label, _ = distinct_rows(parts)
     if len(apart) > _WINDOWS:
         tree = hierarchy.linkage(apart, method="ward")
         label = hierarchy.fcluster(tree, _WINDOWS, criterion="maxclust").astype(np.int64)[label] - 1

@@ -22,6 +22,7 @@ from toast.cost.reshard_steps import (
     exchanged_dimensions,
     reshard_steps,
 )
+from toast.distinct import distinct_rows
 from toast.hardware import COLLECTIVES
 from toast.program import Spec
 
@@ -74,7 +75,7 @@ def routes(
     """
     columns = (before, after, shapes) if order is None else (before, after, shapes, order)
     rows = np.concatenate([column.astype(np.int64) for column in columns], axis=1)
-    distinct, place = np.unique(rows, axis=0, return_inverse=True)
+    distinct, _, place, _ = distinct_rows(rows)
     axes, rank, sizes = before.shape[1], shapes.shape[1], tuple(axis_sizes)
     found = [
         _steps(
@@ -87,7 +88,7 @@ def routes(
     table[..., 0] = -1
     for number, steps in enumerate(found):
         table[number, : len(steps)] = steps or np.zeros((0, 3))
-    chosen = table[place.reshape(-1)]
+    chosen = table[place]
     return Routes(
         chosen[..., 0], chosen[..., 1].astype(np.uint8), chosen[..., 2].astype(np.uint8)
     )  # fmt: skip

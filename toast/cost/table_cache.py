@@ -92,7 +92,7 @@ def _code() -> bytes:
     top = pathlib.Path(__file__).parents[1]
     stages = ("program", "facts", "analysis", "space", "cost")
     files = (path for stage in stages for path in sorted(top.glob(f"{stage}/**/*.py")))
-    return disk_cache.digest_of_files([top / "graphs.py", *files])
+    return disk_cache.digest_of_files([top / "graphs.py", top / "distinct.py", *files])
 
 
 # -- entries ----------------------------------------------------------------------------------

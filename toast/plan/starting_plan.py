@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from toast.distinct import distinct_rows
 from toast.errors import PlanError
 from toast.paths import folded
 from toast.plan.files import Saved
@@ -190,7 +191,7 @@ def _of_most(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space
     state = space.pinned.copy()
     ops = np.flatnonzero(known)
     rows = np.column_stack([space.classes.of_op[ops], op_state[ops]])
-    each, count = np.unique(rows, axis=0, return_counts=True)
+    each, _, _, count = distinct_rows(rows)
     for row in np.argsort(count, kind="stable").tolist():  # the most frequent one comes last
         state[each[row, 0]] = each[row, 1:]
     return state

@@ -18,6 +18,7 @@ from toast.cost import CostModel, Layout, LocalTerm, StepPart
 from toast.cost.entities import OP_SCOPES, Bools, Dims, Entity, Floats, Ints
 from toast.cost.layout import LocalLayout, held_by, slot_dims
 from toast.cost.tables import Tables
+from toast.distinct import distinct_rows
 from toast.search.strategies import Strategies, enumerate_strategies
 from toast.space import NONE
 
@@ -335,7 +336,7 @@ def _alike(t: Tables) -> list[int]:
         for table in (values, uses)
         for field in dataclasses.fields(table)
     ]
-    return [*map(int, np.unique(np.concatenate(columns, axis=1), axis=0, return_inverse=True)[1])]
+    return [*map(int, distinct_rows(np.concatenate(columns, axis=1)).label)]
 
 
 def _merged(uses: Sequence[tuple[_Ends, Floats]]) -> Edge:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from toast.distinct import distinct_rows
 from toast.space.constraints import Holders
 
 if TYPE_CHECKING:
@@ -82,11 +83,10 @@ def classes_of(
     divisor = np.ones_like(rows)
     divisor[names.name_op, factor] = np.where(names.shardable, names.divisor, 1)
     alike = np.concatenate([names.signature[:, None], rows, holding], axis=1)
-    family = np.unique(alike, axis=0, return_inverse=True)[1].reshape(-1)
+    family = distinct_rows(alike).label
     of_op = _apart(names, family) if collapse else np.arange(len(rows))
     if apart is not None:
-        key = np.concatenate([of_op[:, None], apart], axis=1)
-        of_op = np.unique(key, axis=0, return_inverse=True)[1].reshape(-1)
+        of_op = distinct_rows(np.concatenate([of_op[:, None], apart], axis=1)).label
     _, first, of_op = np.unique(of_op, return_index=True, return_inverse=True)
     repeats = np.array(analysis.program.repeats, dtype=np.float64)
     count = np.bincount(of_op, weights=repeats).astype(np.int64)
@@ -121,7 +121,6 @@ def _by_neighbours(names: Names, of_op: Ints) -> Ints:
     # Sums of a random number per class; they wrap around.
     np.add.at(hashes[:, 0], user, random[0, of_op[maker]] * place[operand])
     # Several users of one class count once: they share copies.
-    once = np.unique(np.stack([maker, of_op[user], operand]), axis=1)
-    np.add.at(hashes[:, 1], once[0], random[1, once[1]] * place[once[2]])
-    key = np.concatenate([of_op[:, None], hashes], axis=1)
-    return np.asarray(np.unique(key, axis=0, return_inverse=True)[1]).reshape(-1)
+    once = distinct_rows(np.stack([maker, of_op[user], operand], axis=1)).rows
+    np.add.at(hashes[:, 1], once[:, 0], random[1, once[:, 1]] * place[once[:, 2]])
+    return distinct_rows(np.concatenate([of_op[:, None], hashes], axis=1)).label

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from toast.distinct import distinct_rows
 from toast.errors import PinError, PlanError, SearchError
 from toast.hardware import Mesh
 from toast.space.actions import NONE, Action, Pairs, Refinements, Scope, pairs_of
@@ -305,7 +306,7 @@ class Space:
         """``[links, 2]`` pairs of op classes; the second uses a value of the first."""
         names, of_op = self.analysis.names, self.classes.of_op
         pairs = np.stack([of_op[names.value_op[names.use_value]], of_op[names.use_op]], axis=1)
-        return np.asarray(np.unique(pairs, axis=0))
+        return distinct_rows(pairs).rows
 
     @functools.cached_property
     def products(self) -> Bools:
@@ -571,7 +572,7 @@ class Space:
         names = self.analysis.names
         ops = names.name_op[members]
         factor = members - names.first_name[ops]
-        pairs = np.unique(np.stack([self.classes.of_op[ops], factor], axis=1), axis=0)
+        pairs = distinct_rows(np.stack([self.classes.of_op[ops], factor], axis=1)).rows
         classes, factors = pairs[:, 0], pairs[:, 1]
         starts = np.flatnonzero(np.r_[True, classes[1:] != classes[:-1]])
         rank = np.arange(len(classes)) - np.repeat(starts, np.diff(np.r_[starts, len(classes)]))
