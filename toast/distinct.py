@@ -16,7 +16,7 @@ class DistinctRows(NamedTuple):
     rows: npt.NDArray[Any]  # [D, columns]
     first: Ints  # [D] the first row that is equal
     label: Ints  # [N] the place of each row among the distinct ones
-    count: Ints  # [D] how many rows are equal
+    times: Ints  # [D] how often each occurs
 
 
 def distinct_rows(rows: npt.NDArray[Any]) -> DistinctRows:
@@ -31,5 +31,5 @@ def distinct_rows(rows: npt.NDArray[Any]) -> DistinctRows:
     first = np.flatnonzero(begins)
     label = np.empty(len(rows), dtype=np.int64)
     label[order] = np.cumsum(begins) - 1
-    count = np.diff(first, append=len(rows))
-    return DistinctRows(ordered[first], order[first], label, count)
+    times = np.diff(first, append=len(rows))
+    return DistinctRows(ordered[first], order[first], label, times)

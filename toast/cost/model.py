@@ -33,6 +33,7 @@ from toast.cost.error_bars import ErrorBars, Number, at_ratio, made_of
 from toast.cost.joint_sums import JointSum, PartialSums
 from toast.cost.layout import ExactLayout, Held, Layout, LocalLayout, held_by
 from toast.cost.machine import Machine
+from toast.cost.policy_tables import PolicyTables, policy_tables
 from toast.cost.prices import Prices, Transfer, Worth, highest, joined
 from toast.cost.region_collectives import stated_collectives
 from toast.cost.sliding_windows import EXCHANGING, exchanges
@@ -175,6 +176,11 @@ class CostModel:
         """:meth:`layout` of one state (``[classes, axes]``), with all copies that uses share."""
         held = held_by(self.tables, state[None])
         return ExactLayout(self.tables, self.machine, held, self.space.major)
+
+    @functools.cached_property
+    def policies(self) -> PolicyTables:
+        """The tables of the policies of a survey."""
+        return policy_tables(self.space, self.tables)
 
     # -- prices ------------------------------------------------------------------------------
 

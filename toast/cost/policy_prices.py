@@ -26,7 +26,7 @@ from toast.cost.entities import OP_SCOPES, Entity, Floats, Ints
 from toast.cost.layout import Layout, held_by
 from toast.cost.memo import GrowingArray, Memo, Numbers, rows_chosen
 from toast.cost.model import CostModel
-from toast.cost.policy_tables import PolicyTables, policy_tables
+from toast.cost.policy_tables import policy_tables
 from toast.cost.prices import Prices, Worth
 from toast.cost.residuals import Choices, Recomputation
 from toast.cost.terms import StepPart
@@ -124,12 +124,12 @@ class PolicyModel(CostModel):
         ``plain`` prices the survey as it is.  Memory is compared at moments at which it may peak in
         states that begin searches, and at those of ``state``.
         """
+        _ = plain.policies  # once for all models of the plain one
         self.__dict__.update(plain.__dict__)
         self.__dict__.pop("quick_bound", None)
         #: The prices of the survey as it is.
         self.plain: CostModel | None = plain
         self.memory_bytes = memory_bytes
-        self.policies: PolicyTables = policy_tables(plain.space, plain.tables)
         self.first: Choices = self.policies.residuals.choices(policies)
         self._samples = _samples(plain)
         if state is not None:

@@ -449,6 +449,13 @@ class Work:
         self.placed = np.zeros(len(state), dtype=bool)
         self._program = space.analysis.program
         self._pinned = space.of_ops(space.pinned) != NONE
+        self._any_pinned = self._pinned.any(axis=1).tolist()
+        self._op_class = space.classes.of_op.tolist()
+        self._signature = space.analysis.names.signature.tolist()
+        #: Rows of factors by signature and held axes, and by op class and wanted row; each with
+        #: whether it is all of what is wanted.
+        self._rows: dict[tuple[int, Held], tuple[tuple[int, ...], bool]] = {}
+        self._fitting: dict[tuple[int, tuple[int, ...]], tuple[tuple[int, ...], bool]] = {}
         self._sizes = dict(space.mesh.axes)
         self._ones = {name for name, size in space.full_mesh.axes if name not in self._sizes}
         self.matched: list[str] = []
@@ -511,12 +518,20 @@ class Work:
         """
         if not held:
             self.wanted[op] = NONE
-            if not self._pinned[op].any():
+            if not self._any_pinned[op]:
                 self.state[op] = NONE
                 return True
-        analysis = self.space.analysis
-        labels = [f.label for f in analysis.rules[analysis.names.signature[op]].factors]
-        row, whole = [NONE] * len(self.wanted[op]), True
+        key = self._signature[op], held
+        if key not in self._rows:
+            self._rows[key] = self._row(*key)
+        row, whole = self._rows[key]
+        self.wanted[op] = row
+        return self._set(op, row, whole) and whole
+
+    def _row(self, signature: int, held: Held) -> tuple[tuple[int, ...], bool]:
+        """The factor that each axis shards, and whether there is one for all axes of ``held``."""
+        labels = [factor.label for factor in self.space.analysis.rules[signature].factors]
+        row, whole = [NONE] * self.wanted.shape[1], True
         for axis, label in held:
             if axis in self._ones:
                 continue
@@ -524,18 +539,30 @@ class Work:
                 row[self.space.mesh.names.index(axis)] = labels.index(label)
             else:
                 whole = False
-        self.wanted[op] = row
-        return self._set(op, row, whole) and whole
+        return tuple(row), whole
 
-    def _set(self, op: int, row: list[int], whole: bool = True) -> bool:
+    def _set(self, op: int, wanted: Sequence[int], whole: bool = True) -> bool:
         """Set the axes of an op whose sizes divide; returns whether all are set.
 
         None are set if the op cannot have them together.
         """
-        op_class = self.space.classes.of_op[op : op + 1]
-        if not self.space.restrictions.allow(np.array([row], dtype=np.int8), op_class).all():
+        key = self._op_class[op], tuple(wanted)
+        if key not in self._fitting:
+            self._fitting[key] = self._fitted(*key)
+        row, fits = self._fitting[key]
+        whole &= fits
+        if whole or self._recomputed or not self.saved.replayed:
+            pinned = self._any_pinned[op]
+            self.state[op] = np.where(self._pinned[op], self.state[op], row) if pinned else row
+        return whole
+
+    def _fitted(self, op_class: int, wanted: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+        """The part of a row whose sizes divide, and whether it is all of it."""
+        row, whole = [*wanted], True
+        one = np.array([wanted], dtype=np.int8), np.array([op_class])
+        if not self.space.restrictions.allow(*one).all():
             row, whole = [NONE] * len(row), False
-        divisor = self.space.classes.divisor[op_class[0]].tolist()
+        divisor = self.space.classes.divisor[op_class].tolist()
         shards: dict[int, int] = {}
         for axis, (factor, size) in enumerate(zip(row, self.space.mesh.sizes, strict=True)):
             if factor == NONE:
@@ -544,9 +571,7 @@ class Work:
                 row[axis], whole = NONE, False
             else:
                 shards[factor] = shards.get(factor, 1) * size
-        if whole or self._recomputed or not self.saved.replayed:
-            self.state[op] = np.where(self._pinned[op], self.state[op], row)
-        return whole
+        return tuple(row), whole
 
     def arguments(self) -> None:
         """Apply the shardings of arguments and results by path, or by pattern of paths."""

@@ -439,14 +439,17 @@ class ModuleSource:
 
     def location(self, op: int) -> Location:
         """The source location of an op of the program."""
-        if op not in self._locations:
-            operation = self.operations[op]
-            place = Location() if operation is None else location(operation, self.file)
-            self._locations[op] = place
-        return self._locations[op]
+        operation = self.operations[op]
+        if operation is None:
+            return Location()
+        # The ops of repeated layers have few places.
+        place = operation.location.attr
+        if place not in self._locations:
+            self._locations[place] = location(operation, self.file)
+        return self._locations[place]
 
     @functools.cached_property
-    def _locations(self) -> dict[int, Location]:
+    def _locations(self) -> dict[Any, Location]:
         """The locations that were asked for: passes, notes and files ask for all of them."""
         return {}
 

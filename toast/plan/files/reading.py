@@ -59,7 +59,7 @@ def read(plan: Plan | Saved | Mapping[str, Any] | str | pathlib.Path) -> Saved:
     else:
         if not isinstance(plan, Mapping) and not hasattr(plan, "analysis"):
             raise PlanError(f"{plan!r} is not a plan; {_GIVE}", shell=_GIVE_IN_SHELL)
-        data = plan if isinstance(plan, Mapping) else plan_data(plan)
+        data = plan if isinstance(plan, Mapping) else plan_data(plan, over_time=False)
         name = str(data.get("program", "the data"))
     if not isinstance(data, Mapping):
         raise _no_plan(name, f"expected an object, not {kind_text(data)}")

@@ -22,8 +22,8 @@ from toast.space import Constraints, Space
 from toast.space.constraints import is_open, parse_spec
 
 
-def plan_data(plan: Plan) -> dict[str, Any]:
-    """A plan as plain data, for JSON."""
+def plan_data(plan: Plan, *, over_time: bool = True) -> dict[str, Any]:
+    """A plan as plain data, for JSON; no search starts from its memory ``over_time``."""
     program = plan.analysis.program
     types = [program.values[v].type for v in program.argument_values]
     return {
@@ -68,7 +68,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "replayed": bool(plan.actions),
         "actions": _actions(plan),
         "collectives": [dataclasses.asdict(transfer) for transfer in plan.transfers],
-        "memory": plan.memory_data(),
+        **({"memory": plan.memory_data()} if over_time else {}),
         "before": dataclasses.asdict(plan.before),
         "after": dataclasses.asdict(plan.after),
         "bound_seconds": plan.bound_seconds,
