@@ -238,12 +238,13 @@ def analyze(
     if not isinstance(lowering, str):
         lowering, keywords = "xla", {**keywords, "lowering": lowering}
     lowering = lowering_of(lowering)
-    program = program_of(
-        target, *arguments, donate=donate, platform=platform, trip_counts=trip_counts, remat=remat,
-        microbatches=microbatches, **keywords,
-    )  # fmt: skip
-    if lowering == "local":
-        program = with_shifts(program)
+    with older_objects_stay():
+        program = program_of(
+            target, *arguments, donate=donate, platform=platform, trip_counts=trip_counts,
+            remat=remat, microbatches=microbatches, **keywords,
+        )  # fmt: skip
+        if lowering == "local":
+            program = with_shifts(program)
     lowered = time.perf_counter() - begin
     with older_objects_stay():
         analysis = analyzed(

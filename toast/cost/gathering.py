@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -48,6 +49,7 @@ from toast.cost.tables import (
     ValueClasses,
 )
 from toast.cost.vector_work import UPDATING, stretched
+from toast.distinct import distinct_rows
 from toast.program import (
     QUANTITIES,
     KernelCost,
@@ -711,17 +713,18 @@ def _group_values(
     # For each value and use slot: the number of reshards, and of reads by kernels.
     # The body of a loop makes its own copy of a value that it does not change.
     reads: list[dict[tuple[int, int], tuple[int, float]]] = [{} for _ in program.values]
-    loops, used_in = _loops(program), [dict[int, int]() for _ in program.values]
+    loops = _loops(program) if loops_of(program) else []
+    used_in: dict[int, dict[int, int]] = defaultdict(dict)  # numbers of loops, by value
     of_uses: list[tuple[int, int]] = []
     for op, value, slot, accessed in zip(
         use_op.tolist(), use_of.tolist(), use_slot.tolist(), accesses.tolist(), strict=True
     ):
-        times = program.repeats[op]
-        key = slot, used_in[value].setdefault(loops[op], len(used_in[value]))
-        of_uses.append(key)
-        most, read = reads[value].get(key, (0, 0.0))
-        reads[value][key] = (max(most, times), read + times * accessed)
-    repeats = [program.repeats[value.op] for value in program.values]
+        times, of_value_reads = program.repeats[op], reads[value]
+        place = used_in[value].setdefault(loops[op], len(used_in[value])) if loops else 0
+        of_uses.append((slot, place))
+        most, read = of_value_reads.get((slot, place), (0, 0.0))
+        of_value_reads[slot, place] = max(most, times), read + times * accessed
+    repeats = [program.repeats[op] for op in program.makers]
     places = list(zip(host.inside.tolist(), host.moved.tolist(), strict=True))
     tests = [0] * len(program.values)
     for number, carry in program.condition_reads:
@@ -730,7 +733,7 @@ def _group_values(
     of_value = np.array([
         numbers.setdefault(
             (
-                slot, bool(exists), bool(aliased), place, times, tested, anew, share, wrote,
+                slot, exists, aliased, place, times, tested, anew, share, wrote,
                 live.repeated.get(number), tuple(items.items()),
             ),
             len(numbers),
@@ -738,8 +741,8 @@ def _group_values(
         for number, (
             slot, exists, aliased, place, times, tested, anew, share, wrote, items,
         ) in enumerate(zip(
-            value_slot.tolist(), live.exists, live.aliased, places, repeats, tests,
-            remade.tolist(), stored.tolist(), written.tolist(), reads, strict=True,
+            value_slot.tolist(), live.exists.tolist(), live.aliased.tolist(), places, repeats,
+            tests, remade.tolist(), stored.tolist(), written.tolist(), reads, strict=True,
         ))
     ], dtype=np.int64)  # fmt: skip
     _, representative, members = np.unique(of_value, return_index=True, return_counts=True)
@@ -752,9 +755,10 @@ def _group_values(
     use_value = np.array([r[0] for r in rows], dtype=np.int64)
     slots = np.array([r[1] for r in rows], dtype=np.int64)
     loop_of = np.array([r[4] for r in rows], dtype=np.int64)
-    lookup = {(r[0], r[1], r[4]): u for u, r in enumerate(rows)}
+    lookup = {(r[0], (r[1], r[4])): u for u, r in enumerate(rows)}
+    class_of_use = of_value[use_of].tolist()
     of_use = np.array([
-        lookup[of_value[v], *key] for v, key in zip(use_of.tolist(), of_uses, strict=True)
+        lookup[class_key] for class_key in zip(class_of_use, of_uses, strict=True)
     ], dtype=np.int64)  # fmt: skip
     pairs = np.zeros((3, 0), dtype=np.int64)
     for distance in range(1, _FARTHEST + 1):
@@ -786,29 +790,26 @@ def _accesses(
     They do not if it is ``of_products`` (``[uses]``): then the kernel of a product reads it.
     """
     kinds, accesses = live.kinds, np.zeros(len(use_op), dtype=np.int64)
-    kernels: set[tuple[int, int]] = set()  # (value, kernel) of the reads so far
-    for use, (op, index, value) in enumerate(
-        zip(use_op.tolist(), use_index.tolist(), use_of.tolist(), strict=True)
-    ):
-        # Matmuls and priced kernels have a roofline of their own; a gather reads as much as it
-        # writes; the caller and loops read nothing.
-        counted = kinds[op] not in PRODUCTS and kinds[op] not in _READ_NOTHING and not priced[op]
-        counted &= not of_products[use]
-        # A value in memory crosses a barrier or the boundary of a region where it is.
-        counted &= kinds[op] not in PASSED_ON or not live.exists[program.ops[op].results[0]]
-        # A kernel reads a value once, and its own results not at all.
-        kernel = int(live.early[op])
-        maker = program.values[value].op
-        counted &= bool(live.exists[value]) and (value, kernel) not in kernels
-        # Transfers read the memory of the device or of the host at the rate of the link.
-        results = program.ops[op].results
-        counted &= not host.inside[value] and not (results and host.moved[results[0]])
-        counted &= maker == kernel or int(live.early[maker]) != kernel
-        if counted:
-            kernels.add((value, kernel))
-        # An update is written into its buffer, as much as is read.
-        accesses[use] = counted + (kinds[op] == UPDATING and index == 1)
-    return accesses
+    first = np.array([op.results[0] if op.results else -1 for op in program.ops], dtype=np.int64)
+    result, maker = first[use_op], np.array(program.makers, dtype=np.int64)[use_of]
+    # Matmuls and priced kernels have a roofline of their own; a gather reads as much as it writes;
+    # the caller and loops read nothing.
+    reading = np.array([kind not in PRODUCTS | _READ_NOTHING for kind in kinds], dtype=bool)
+    counted = (reading & ~priced)[use_op] & ~of_products
+    # A value in memory crosses a barrier or the boundary of a region where it is.
+    passed_on = np.array([kind in PASSED_ON for kind in kinds], dtype=bool)[use_op]
+    counted &= live.exists[use_of] & ~(passed_on & live.exists[result])
+    # Transfers read the memory of the device or of the host at the rate of the link.
+    counted &= ~host.inside[use_of] & ~((result >= 0) & host.moved[result])
+    # A kernel reads a value once, and its own results not at all.
+    kernel = live.early[use_op]
+    counted &= (maker == kernel) | (live.early[maker] != kernel)
+    uses = np.flatnonzero(counted)
+    once = distinct_rows(np.stack([use_of[uses], kernel[uses]], axis=1)).first
+    accesses[uses[once]] = 1
+    # An update is written into its buffer, as much as is read.
+    updating = np.array([kind == UPDATING for kind in kinds], dtype=bool)
+    return np.asarray(accesses + (updating[use_op] & (use_index == 1)))
 
 
 def _written(

@@ -9,6 +9,7 @@ windows; the narrowest windows come first, because they have the fewest alternat
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -130,7 +131,7 @@ def windows(
         return _shares(window[first], use_class[first], len(room))
 
     of_value, of_use = window[:values], window[values : values + uses]
-    makers = np.array([around[value.op] for value in program.values], dtype=bool)
+    makers = around[[*program.makers]]
     beside = of_value.copy(), of_use.copy()
     beside[0][makers] = window[values + uses :][: makers.sum()]
     beside[1][around[use_op]] = window[values + uses + makers.sum() :]
@@ -199,13 +200,12 @@ def independent_products(
             reached[value] |= reach
     of_value = [above[v] | reached[v] for v in range(len(program.values))]
     uses = [*zip(use_op.tolist(), use_value.tolist(), use_class.tolist(), strict=True)]
-    waiting: dict[tuple[int, int], int] = {}
+    waiting: dict[tuple[int, int], int] = defaultdict(int)
     for op, value, copy in uses:
-        waiting[value, copy] = waiting.get((value, copy), 0) | below[op]
+        waiting[value, copy] |= below[op]
     of_use = [above[value] | waiting[value, copy] for _, value, copy in uses]
     beside = [
-        of_value[v] & ~bit.get(value.op, 0)
-        for v, value in enumerate(program.values) if around[value.op]
+        of_value[v] & ~bit.get(op, 0) for v, op in enumerate(program.makers) if around[op]
     ]  # fmt: skip
     beside += [
         of & ~bit.get(op, 0) for of, (op, _, _) in zip(of_use, uses, strict=True) if around[op]

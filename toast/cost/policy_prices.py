@@ -51,8 +51,8 @@ _AGAIN = 0.02
 #: written once.
 _SLICED = 4
 
-#: Multiplications up to which OpenBLAS computes a product in one thread, and the fewest columns that
-#: are worth a product.
+#: Multiplications up to which OpenBLAS computes a product in one thread, and the fewest columns
+#: that are worth a product.
 _ALONE, _LEAST_COLUMNS = 2**18, 16
 
 #: Added to the cost of states that do not fit, to rank them after those that do.
@@ -435,9 +435,13 @@ class PolicyMemo(Memo):
             t.maker[made], t.share[made] * amount[t.place[made], 1], minlength=nodes
         )
         seconds += np.bincount(t.user, share * rest[place], minlength=nodes)
-        node_live = np.zeros((nodes, live.shape[2]))
-        np.add.at(node_live, t.maker[made], t.share[made, None] * live[t.place[made], 1])
-        np.add.at(node_live, t.user, share[:, None] * rest_live[place])
+        of_node = np.concatenate([t.maker[made], t.user])
+        added = sparse.csr_array(
+            (np.ones(len(of_node)), (of_node, np.arange(len(of_node)))), shape=(nodes, len(of_node))
+        )
+        node_live = added @ np.concatenate([
+            t.share[made, None] * live[t.place[made], 1], share[:, None] * rest_live[place],
+        ])  # fmt: skip
         again = np.flatnonzero(t.residual >= 0)
         spared = np.bincount(
             t.residual[again], t.share[again] * amount[t.place[again], 1:].sum(axis=1),

@@ -207,7 +207,7 @@ def policy_tables(
     backward, use_rows, pair_rows = _without_nodes(tables, tables.use_class[~by_node])
     products = np.flatnonzero((tables.ops.flops > 0)[space.classes.of_op])
     works = np.isin(found.ops, products)
-    passes, bare_passes, stored, waiting, fetched = _kept_values(program, tables, found)
+    passes, bare_passes, stored, waiting, fetched = _kept_values(space, tables, found)
     return PolicyTables(
         residuals=found,
         classes=classes,
@@ -309,20 +309,20 @@ def _without_nodes(tables: Tables, left: Ints) -> tuple[Tables, Ints, Ints]:
 
 
 def _kept_values(
-    program: Program, tables: Tables, found: Residuals
+    space: Space, tables: Tables, found: Residuals
 ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
     """The columns ``passes``, ``bare_passes``, ``stored``, ``waiting`` and ``fetched``."""
-    events, block = tables.events, tables.columns["values"]
+    program, events, block = space.analysis.program, tables.events, tables.columns["values"]
     of_values = (events.column >= block.start) & (events.column < block.stop)
     end = np.full(len(program.values), -1, dtype=np.int64)
     freed = of_values & (events.sign < 0)
     end[events.value[freed]] = events.op[freed]
-    for op in program.ops:  # a name is in the buffer of what it names
-        if op.results and program.signatures[op.signature].kind == _NAME:
+    for kind, op in zip(program.kinds, program.ops, strict=True):
+        if kind == _NAME and op.results:  # a name is in the buffer of what it names
             end[list(op.results)] = np.maximum(end[op.results[0]], end[op.operands[0]])
-    last = np.array([value.op + 1 for value in program.values], dtype=np.int64)
-    for number, op in enumerate(program.ops):
-        last[list(op.operands)] = number + 1
+    names = space.analysis.names
+    last = np.array(program.makers, dtype=np.int64) + 1
+    np.maximum.at(last, names.use_value, names.use_op + 1)  # operands come first
     moment_op = _moment_ops(tables)
     loops = _Loops(program)
     passes, bare, stored = np.zeros((3, len(found.named)))

@@ -47,10 +47,11 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
     uses: list[list[int]] = [[] for _ in program.values]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
         uses[value].append(op)
-    rounded = np.array([
-        value.type.dtype == "f32" and bool(users) and live.kinds[value.op] not in _WHOLE
+    kinds = live.kinds
+    rounded = [
+        value.type.dtype == "f32" and bool(users) and kinds[value.op] not in _WHOLE
         for value, users in zip(program.values, uses, strict=True)
-    ], dtype=bool)  # fmt: skip
+    ]
     results = [op.results[0] if op.results else -1 for op in program.ops]
     # The values at the beginning and at the end of an iteration are in one buffer.
     other = {results[one]: results[two] for pair in program.ties for one, two in (pair, pair[::-1])}
@@ -59,13 +60,14 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
         changed = False
         for number in np.flatnonzero(rounded)[::-1].tolist():
             kept = all(
-                live.kinds[op] in MATRIX_PRODUCTS
-                or (live.kinds[op] in _THROUGH and rounded[results[op]])
+                kinds[op] in MATRIX_PRODUCTS or (kinds[op] in _THROUGH and rounded[results[op]])
                 for op in uses[number]
-            ) and (live.kinds[program.values[number].op] not in _LOOPED or rounded[other[number]])
-            if not kept:
+            )
+            if not kept or (
+                kinds[program.makers[number]] in _LOOPED and not rounded[other[number]]
+            ):
                 rounded[number], changed = False, True
-    return np.asarray(rounded & live.exists)
+    return np.asarray(live.exists & rounded)
 
 
 def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:
@@ -76,12 +78,14 @@ def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:
     between which it has the copy.
     """
     copies: dict[int, tuple[int, int]] = {}
+    if not (loops := loops_of(program)):
+        return []
     uses: dict[int, list[int]] = {}
     for number, op in enumerate(program.ops):
         for value in op.operands:
             uses.setdefault(value, []).append(number)
     arguments = {*program.argument_values}
-    for begin, _, end in loops_of(program):
+    for begin, _, end in loops:
         for number in range(begin, end):
             op = program.ops[number]
             if program.kind(number) != "dynamic_slice" or op.operands[0] not in arguments:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 import math
 
 import numpy as np
 
-from toast.cost import Choices, CostModel, PolicyMemo, PolicyModel, PricedPolicy, Residuals
+from toast.cost import (
+    Choices,
+    CostModel,
+    PolicyCosts,
+    PolicyMemo,
+    PolicyModel,
+    PricedPolicy,
+    Residuals,
+)
 from toast.errors import TargetError
 from toast.plan.plan import Plan
 from toast.program import PRESETS, BlockPolicy, MemoryPolicy, Program, RunRange, preset
@@ -88,6 +97,11 @@ class SurveyPolicies:
             block.name: block.runs // self._memory.microbatches
             for block in self._memory.blocks if block.name in named
         }  # fmt: skip
+
+    @functools.cached_property
+    def _costs(self) -> PolicyCosts:
+        """What residuals and nodes cost under the shardings of the plan."""
+        return self._memo.costs(self._plan.state)
 
     @property
     def _residuals(self) -> Residuals:
@@ -168,6 +182,7 @@ class SurveyPolicies:
         if key in self._known:
             return self._known[key]
         other = self._known[key] = copy.copy(self)
+        other.__dict__.pop("_costs", None)
         other._cuts = cuts
         other._model = self._model.cut(cuts, tuple(self._presets.values()))
         other._memo = other._model.memo(self._plan.memory_bytes)
@@ -199,7 +214,7 @@ class SurveyPolicies:
         return dataclasses.replace(self._choice(priced), policy=policy)
 
     def _choice(self, priced: PricedPolicy) -> SurveyedChoice:
-        costs, model = self._memo.costs(self._plan.state), self._plan.model
+        costs, model = self._costs, self._plan.model
         residuals, choices = self._model.policies.residuals, priced.choices
         again = residuals.running(choices)[0] & ~residuals.running(residuals.everything)[0]
         highest = int(np.argmax(costs.bytes + costs.kept_bytes.sum(axis=0)))
