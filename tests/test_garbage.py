@@ -46,3 +46,17 @@ def test_objects_that_the_caller_has_frozen_stay_frozen() -> None:
         assert gc.get_freeze_count()
     finally:
         gc.unfreeze()
+
+
+def test_the_collector_looks_at_new_objects_as_often_as_before_afterwards() -> None:
+    before = gc.get_threshold()
+    with older_objects_stay():
+        assert gc.get_threshold() > before
+        assert gc.get_threshold()[1:] == before[1:]
+    assert gc.get_threshold() == before
+    gc.set_threshold(0)
+    try:
+        with older_objects_stay():
+            assert not gc.get_threshold()[0]  # the caller has turned it off
+    finally:
+        gc.set_threshold(*before)

@@ -262,7 +262,7 @@ class Space:
     def _may_hold(self, held: States, classes: Ints, factors: Ints, axis: int | Ints) -> Bools:
         """Whether restrictions allow classes to have ``held`` with ``axis`` on ``factors``."""
         allowed = np.ones(held.shape[:-1], dtype=bool)
-        if not self.restrictions.restricted.any():
+        if not self._any_restricted:
             return allowed
         chosen = np.flatnonzero(self.restrictions.restricted[classes])
         if len(chosen):
@@ -271,6 +271,10 @@ class Space:
             after[..., np.arange(len(chosen)), moved] = factors[chosen]
             allowed[..., chosen] = self.restrictions.allow(after, classes[chosen])
         return allowed
+
+    @functools.cached_property
+    def _any_restricted(self) -> bool:
+        return bool(self.restrictions.restricted.any())
 
     @functools.cached_property
     def _divides(self) -> Bools:
