@@ -51,10 +51,6 @@ _AGAIN = 0.02
 #: written once.
 _SLICED = 4
 
-#: Multiplications up to which OpenBLAS computes a product in one thread, and the fewest columns
-#: that are worth a product.
-_ALONE, _LEAST_COLUMNS = 2**18, 16
-
 #: Added to the cost of states that do not fit, to rank them after those that do.
 _OVER = 1e3
 
@@ -101,8 +97,7 @@ class PricedPolicy:
 class _Weighed:
     """``P`` policies as what they add to the price of a survey."""
 
-    parts: npt.NDArray[np.float32]  # [P, L] of the parts of value classes that some policy leaves
-    left: Ints  # [L] the numbers of these parts, of [A, 3]
+    parts: npt.NDArray[np.float32]  # [P, A * 3] of the parts of value classes
     dead: Floats  # [P, O] share of op classes that does not run
     bins: Floats  # [P, B] share of the work of each bin of products that is left
     held: Floats  # [P, R] share of residuals that waits in memory
@@ -257,11 +252,7 @@ class PolicyMemo(Memo):
         passes += _SLICED * t.runs * t.sliced
         parts = np.asarray(some.reshape(len(some), 3 * len(t.classes)), dtype=np.float32)
         shared, moved = (each.astype(np.float64) for each in (choices.shared, choices.move))
-        used = np.flatnonzero(parts.any(axis=0))
-        return _Weighed(
-            np.ascontiguousarray(parts[:, used]), used, left.dead, left.bins, t.held(choices),
-            shared, passes, moved,
-        )  # fmt: skip
+        return _Weighed(parts, left.dead, left.bins, t.held(choices), shared, passes, moved)
 
     # -- the family --------------------------------------------------------------------------
 
@@ -346,9 +337,9 @@ class PolicyMemo(Memo):
         t, hardware = self._policies, self._model.hardware
         numbers, survey = self._survey(states)
         count, many = len(states), len(policies.dead)
-        place, part = np.divmod(policies.left, 3)
-        parts = self._parts.array[self._row.array[numbers[:, t.classes[place]]], part]
-        every = survey[:, None] + _product(policies.parts, parts)
+        rows = self._row.array[numbers[:, t.classes]]
+        parts = self._parts.array[rows].reshape(count, policies.parts.shape[1], -1)
+        every = survey[:, None] + np.matmul(policies.parts, parts).astype(np.float64)
         products = survey[:, StepPart.PRODUCTS].copy()  # those of the survey
         for term, seconds in self._model.op_work(held_by(self._tables, states)):
             place = self._op_rows[term.name]
@@ -517,20 +508,6 @@ class PolicyMemo(Memo):
                 cut.total(Entity.USE_CLASS, copies),
             ], axis=1)
         )  # fmt: skip
-
-
-def _product(some: npt.NDArray[np.float32], parts: npt.NDArray[np.float32]) -> Floats:
-    """The product of ``[P, L]`` and ``[S, L, columns]``.
-
-    OpenBLAS would start threads for many small products of matrices, and wait for each.  Some
-    columns at a time are so few that it does not.
-    """
-    columns = max(_LEAST_COLUMNS, _ALONE // max(1, some.size))
-    found = np.empty((len(parts), len(some), parts.shape[2]))
-    for first in range(0, parts.shape[2], columns):
-        here = slice(first, first + columns)
-        found[..., here] = np.matmul(some, parts[..., here])
-    return found
 
 
 def _one(priced: Worth, row: int, choices: Choices) -> PricedPolicy:

@@ -337,7 +337,9 @@ def read_terms(symbols: Sequence[clingo.Symbol], *, quotes: bool = False) -> lis
     inner: list[Any] = []
     outer: list[list[Any]] = []
     for token in _TOKENS.findall(str(clingo.Tuple_(symbols)) if symbols else ""):
-        if token == ")":
+        if token.isdecimal():  # most are numbers
+            inner.append(int(token))
+        elif token == ")":
             done, inner = tuple(inner), outer.pop()
             inner.append(() if done == ("",) else done)
         elif token[-1] == "(":
@@ -346,7 +348,7 @@ def read_terms(symbols: Sequence[clingo.Symbol], *, quotes: bool = False) -> lis
         elif token[0] == '"':
             inner.append(token if quotes else _ESCAPES.sub(_unescaped, token[1:-1]))
         else:
-            inner.append(int(token) if token.lstrip("-").isdigit() else token)
+            inner.append(int(token) if token[0] == "-" else token)
     return list(inner[0][1:]) if inner else []
 
 
