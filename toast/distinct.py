@@ -1,4 +1,4 @@
-"""The distinct rows of an array: what ``np.unique(rows, axis=0)`` finds, in a tenth of the time."""
+"""The distinct rows of an array: those of ``np.unique(rows, axis=0)``, two to four times as fast."""
 
 from __future__ import annotations
 
