@@ -63,7 +63,7 @@ def pairs(model: str) -> Iterator[Pair]:
     surveyed = toast.plan(target, remat=survey(), settings=settings, **place)
     policies = SurveyPolicies(surveyed)
     known = policies.presets()
-    choices = {name: known[name] for name in PRESETS if name in known}
+    choices = {name: policies.written(known[name]) for name in PRESETS if name in known}
     for name, choice in {**choices, "best": policies.best()}.items():
         traced = toast.plan(target, remat=choice.policy, start=surveyed, settings=settings, **place)
         yield Pair(

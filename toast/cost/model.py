@@ -116,7 +116,7 @@ class CostModel:
         self.space = space
         self.overlap = overlap
         self.hardware = hardware
-        local = space.analysis.lowering == "local" if loops is None else loops
+        self._local = local = space.analysis.lowering == "local" if loops is None else loops
         default = LOCAL_TERMS if local else DEFAULT_TERMS
         self.terms = tuple(default if terms is None else terms)
         check(self.terms)
@@ -136,21 +136,7 @@ class CostModel:
         if like is not None and alike and space.same_classes(like.space):
             tables = like.tables
         else:
-            # Only tables of our own terms are cached.
-            own = self.terms in (DEFAULT_TERMS, LOCAL_TERMS)
-            gather = table_cache.tables if keep and own else gathering.build
-            tables = gather(
-                space,
-                self.terms,
-                product_operands=hardware.product_operands,
-                grouped_operands=hardware.grouped_operands,
-                lanes=hardware.lanes,
-                vector_bytes=hardware.vector_bytes,
-                relayout_bytes=hardware.relayout_bytes,
-                loops=self.loops,
-                partitioned=not local,
-                delays=hardware.lanes > 1 and "all_gather" in hardware.background,
-            )
+            tables = self._gathered(space, keep=keep)
         self.tables: Tables = self.machine.tables(tables, *stated_collectives(space, tables))
         first = self.price(space.unsharded[None])
         self.initial_seconds = float(first.seconds[0])
@@ -159,6 +145,35 @@ class CostModel:
         #: The odds with which a plan must fit, if any.
         self.safety = safety
         self._factor = 1.0 if safety is None else self.error_bars.factor(safety)
+
+    def _gathered(self, space: Space, *, keep: bool = False) -> Tables:
+        """The tables of a space, without what depends on the hardware; ``keep`` caches them."""
+        # Only tables of our own terms are cached.
+        own = self.terms in (DEFAULT_TERMS, LOCAL_TERMS)
+        gather = table_cache.tables if keep and own else gathering.build
+        hardware = self.hardware
+        return gather(
+            space,
+            self.terms,
+            product_operands=hardware.product_operands,
+            grouped_operands=hardware.grouped_operands,
+            lanes=hardware.lanes,
+            vector_bytes=hardware.vector_bytes,
+            relayout_bytes=hardware.relayout_bytes,
+            loops=self.loops,
+            partitioned=not self._local,
+            delays=hardware.lanes > 1 and "all_gather" in hardware.background,
+        )
+
+    def of_program(self, space: Space) -> CostModel:
+        """Prices of the states of another program on the same mesh, relative to this one."""
+        other = copy.copy(self)
+        for derived in ("made_of", "error_bars", "captured_bytes", "_lower_bound", "quick_bound"):
+            other.__dict__.pop(derived, None)
+        other.space = space
+        tables = self._gathered(space)
+        other.tables = self.machine.tables(tables, *stated_collectives(space, tables))
+        return other
 
     def for_search(self) -> Self:
         """A copy without the program, which prices states and can be sent to a process."""

@@ -399,4 +399,5 @@ class _Question:
 
 def _kept_bytes(surveyed: Plan) -> float:
     """About what a plan needs that keeps all residuals."""
-    return SurveyPolicies(surveyed).presets()["none"].needed_bytes
+    policies = SurveyPolicies(surveyed)
+    return policies.written(policies.presets()["none"]).needed_bytes

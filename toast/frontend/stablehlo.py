@@ -8,7 +8,7 @@ import dataclasses
 import json
 import pathlib
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -243,6 +243,8 @@ class _Reader:
         self._constraints: dict[int, tuple[tuple[str, ...] | None, ...]] = {}
         self._annotations: dict[int, str] = {}
         self._condition_reads: list[tuple[int, int]] = []
+        #: Values of residuals of a survey that gradients use before they have their names.
+        self._results_used: set[Any] = set()
         self._captured_reads: list[mlir.CapturedRead] = []
         #: The manual regions around the current op, and their axes.
         self._regions: tuple[mlir.Region, ...] = ()
@@ -301,6 +303,7 @@ class _Reader:
             name, arguments, results, aliases, labels=self._labels,
             constraints=self._constraints, annotations=self._annotations, source=source,
             foreign=bool(self._file), condition_reads=self._condition_reads,
+            result_uses=self._uses_of_results(),
             decompositions={s: tuple(bodies) for s, bodies in self._decompositions.items()},
         )  # fmt: skip
 
@@ -438,7 +441,10 @@ class _Reader:
         name, constraint = mlir.take_name(operation), mlir.constraint(operation)
         if is_residual_label(name) and operands[0] not in self._labels:
             # Surveys are not run: their names change nothing, not even the price.
-            self._labels[operands[0]] = label_of_result(name) if self._used(operation) else name
+            self._labels[operands[0]] = name
+            if self._used(operation):
+                self._labels[operands[0]] = label_of_result(name)
+                self._results_used.add(operation.operands[0])
             self._numbers.update(zip(operation.results, operands, strict=True))
             return
         if name:
@@ -466,6 +472,15 @@ class _Reader:
         """Whether a gradient uses what an operation names, before it has its name."""
         # The ops after it use the name; so only the gradient of its own op uses the result.
         return len([*operation.operands[0].uses]) > 1
+
+    def _uses_of_results(self) -> Iterator[tuple[int, int]]:
+        """The uses of results of operations before these have the names of residuals."""
+        if not self._results_used:
+            return
+        for use, (operation, index) in self._sites.items():
+            # Of the operation that names it, no op is left.
+            if operation.operands[index] in self._results_used:
+                yield use
 
     def _decompose(self, signature: Signature, function: str) -> None:
         """Reads the decomposition of a composite, for the analysis."""

@@ -255,14 +255,15 @@ class _JointSearch:
             if best is None:
                 return
             longer = self._longer(best)
-            likely = [
-                (choice.step_seconds, name, choice)
+            likely = {
+                name: choice
                 for name, choice in policies.presets().items()
-                if choice.fits and str(choice.policy) not in self._expected
-            ]
-            if not likely:
+                if str(choice.policy) not in self._expected
+            }
+            choice = policies.shortest(likely.values())
+            if choice is None:
                 return
-            seconds, name, choice = min(likely, key=lambda each: each[:2])
+            name, seconds = choice.policy.preset, choice.step_seconds
             if best.fits and seconds * longer > best.after.step_seconds * (1.0 + _LONGER):
                 return
             # A search of its own may find other shardings than that of the survey.
@@ -282,7 +283,7 @@ class _JointSearch:
             choice = presets.get(name)
             if best is None or choice is None or str(choice.policy) in self.plans:
                 continue
-            plan = self._plan(name, choice, anew=True)
+            plan = self._plan(name, policies.written(choice), anew=True)
             if plan is None or _rank(plan) >= _rank(best):
                 continue
             again = self._attempt(survey(), "survey", plan)

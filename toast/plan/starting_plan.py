@@ -110,7 +110,7 @@ def saved_start(
         known = work.ops()
         work.arguments()
         known |= work.placed
-        _follow(work.state, known, space)
+        follow(work.state, known, space)
         state = _of_most(work.state, known, space)
         if (space.of_ops(state) != work.state)[known].any():
             op_state = np.where(known[:, None], work.state, space.of_ops(state))
@@ -142,7 +142,7 @@ def saved_start(
     return Start(saved, space, exact, state, matter, overruled)
 
 
-def _follow(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space: Space) -> None:
+def follow(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space: Space) -> None:
     """Shards unknown ops as the next user of their value, or as their operands; known from then.
 
     Of several operands, it is that with the most axes: masks are not sharded over the batch.  JAX

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -20,8 +21,10 @@ from toast.cost import (
     PricedPolicy,
     Residuals,
 )
+from toast.cost.policy_programs import NotWritten
 from toast.errors import TargetError
 from toast.plan.plan import Plan
+from toast.plan.policy_programs import PolicyPrices
 from toast.program import PRESETS, BlockPolicy, MemoryPolicy, Program, RunRange, preset
 from toast.program.memory_policy import UNNAMED
 from toast.search import best_policy, grow
@@ -31,6 +34,16 @@ _NEAR = 16
 
 #: The share by which a policy that says more must be better than one that says less.
 GAIN = 0.01
+
+#: The most ops of a survey of which the programs of all presets are written; more take seconds.
+_MOST_OPS = 6_000
+
+#: How often a limit is corrected by what the program of a policy needs, and the share of the limit
+#: by which it may be off.
+_CORRECTIONS, _OFF = 2, 0.01
+
+#: Shares by which the step and the memory of a policy may differ from quick estimates.
+_UNSURE_TIME, _UNSURE_MEMORY = 0.05, 0.15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +59,9 @@ class SurveyedChoice:
     #: Seconds of what runs again, before overlap, and the bytes at the peak that it frees.
     recomputed_seconds: float
     freed_bytes: float
+    #: Whether its prices are those of its program, written from the survey, rather than those of
+    #: the survey less what does not run.
+    written: bool = False
 
 
 def is_survey(program: Program) -> bool:
@@ -88,6 +104,7 @@ class SurveyPolicies:
             surveyed.model, surveyed.memory_bytes, tuple(self._presets.values()), surveyed.state
         )
         self._memo: PolicyMemo = self._model.memo(surveyed.memory_bytes)
+        self._programs = PolicyPrices(surveyed.model, surveyed.state)
         self._cuts: dict[str, tuple[int, ...]] = {}
         self._known: dict[tuple[tuple[str, tuple[int, ...]], ...], SurveyPolicies] = {(): self}
         assert self._memory is not None
@@ -108,6 +125,11 @@ class SurveyPolicies:
         return self._model.policies.residuals
 
     @property
+    def _is_large(self) -> bool:
+        """Whether it takes seconds to write and to price a program."""
+        return len(self._plan.analysis.program.ops) > _MOST_OPS
+
+    @property
     def limit(self) -> float:
         """The bytes of a device."""
         return self._plan.memory_bytes
@@ -117,12 +139,64 @@ class SurveyPolicies:
 
         ``limit`` are other bytes than those of a device.
         """
-        memo = self._memo if limit is None else self._memo.within(limit)
-        return self._choice(best_policy(memo, self._plan.state))
+        most = aim = self.limit if limit is None else limit
+        tried: dict[str, SurveyedChoice] = {}
+        for _ in range(1 + _CORRECTIONS):
+            choice = self._choice(best_policy(self._memo.within(aim), self._plan.state))
+            if str(choice.policy) in tried:
+                break
+            tried[str(choice.policy)] = found = self.written(choice)
+            # The survey needs as much less or more than the program with other policies, too.
+            off = found.needed_bytes / max(choice.needed_bytes, 1.0)
+            binding = max(found.needed_bytes, choice.needed_bytes * max(1.0, off)) > (
+                (1.0 - _OFF) * most
+            )
+            near = abs(aim * off - most) <= _OFF * most
+            enough = self._is_large and found.needed_bytes <= most
+            if not found.written or not binding or near or enough:
+                break
+            aim = most / off
+        fitting = [each for each in tried.values() if each.needed_bytes <= most]
+        if fitting:
+            return min(fitting, key=lambda each: each.step_seconds)
+        return min(tried.values(), key=lambda each: each.needed_bytes)
 
     def presets(self) -> dict[str, SurveyedChoice]:
-        """The presets that the program may have, by name."""
-        return {name: self.priced(policy) for name, policy in self._presets.items()}
+        """The presets that the program may have, by name, with quick estimates of prices."""
+        return {name: self._estimated(policy) for name, policy in self._presets.items()}
+
+    def shortest(self, choices: Iterable[SurveyedChoice]) -> SurveyedChoice | None:
+        """The choice with the shortest step of those that fit, by the price of its program.
+
+        Quick estimates say whose programs are written.
+        """
+        unsure, more = (0.0, 0.0) if self._is_large else (_UNSURE_TIME, _UNSURE_MEMORY)
+        likely = [c for c in choices if c.needed_bytes <= self.limit * (1.0 + more)]
+        best: SurveyedChoice | None = None
+        for choice in sorted(likely, key=lambda each: each.step_seconds):
+            if best and choice.step_seconds > best.step_seconds * (1.0 + unsure):
+                break
+            found = self.written(choice)
+            if found.fits and (best is None or found.step_seconds < best.step_seconds):
+                best = found
+        return best
+
+    def written(self, choice: SurveyedChoice) -> SurveyedChoice:
+        """A choice with the price of its program, or as it is if its program is not written."""
+        if choice.written:
+            return choice
+        cuts = {name: choice.policy.cuts(name) for name in self._runs if choice.policy.cuts(name)}
+        residuals = self._cut(cuts)._residuals
+        try:
+            prices = self._programs.price(residuals, residuals.choices([choice.policy]))
+        except NotWritten:
+            return choice
+        (peak,), (arguments,) = prices.peak_bytes.tolist(), prices.argument_bytes.tolist()
+        needed = float(self._plan.model.needed_bytes(arguments, peak))
+        return dataclasses.replace(
+            choice, step_seconds=float(prices.seconds[0]), peak_bytes=peak, needed_bytes=needed,
+            fits=needed <= self._plan.memory_bytes, written=True,
+        )  # fmt: skip
 
     def by_layers(self, limit: float | None = None) -> SurveyedChoice | None:
         """The best policy under which the first runs of blocks decide otherwise than the others.
@@ -134,26 +208,46 @@ class SurveyPolicies:
             return None
         grow(self._memo, self._plan.state)
         front = self._memo.front(self._plan.state)
+        # By how much the program of the policy for all runs is off its estimate, others are, too.
+        like = uniform, self._estimated(uniform.policy)
+        room = self.limit if limit is None else limit
+        aim = room * like[1].needed_bytes / max(like[0].needed_bytes, 1.0)
         tried: dict[int, SurveyedChoice | None] = {}
         step = max(1, most // _NEAR)
-        number = self._first_number(front, most, limit)
+        number = self._first_number(front, most, aim)
         numbers = [number]
         while numbers:
             for each in numbers:
                 if 0 < each < most and each not in tried:
                     cut = self._cut(self._cuts_at(each / most))
                     pairs = cut._residuals.pairs(self._residuals, front)
-                    tried[each] = cut._best_ranges(pairs, limit)
+                    tried[each] = cut._best_ranges(pairs, aim)
             fitting = [(c.step_seconds, n) for n, c in tried.items() if c is not None]
             number = min(fitting)[1] if fitting else number + 2 * step
             numbers = [number - step, number + step] if step else []
             step //= 2
-        best = tried.get(number)
-        fits = uniform.needed_bytes <= (limit or self.limit)
+        found = tried.get(number)
+        best = found and self._written_like(found, *like)
         worth = best and best.step_seconds < uniform.step_seconds * (1.0 - GAIN)
-        return best if worth or not fits else None
+        return best if worth or uniform.needed_bytes > room else None
 
-    def _first_number(self, front: Choices, most: int, limit: float | None) -> int:
+    def _written_like(
+        self, choice: SurveyedChoice, other: SurveyedChoice, estimated: SurveyedChoice
+    ) -> SurveyedChoice:
+        """A choice with the price of its program; else as far off as another one is."""
+        found = self.written(choice)
+        if found.written or not other.written:
+            return found
+        needed = found.needed_bytes * other.needed_bytes / max(estimated.needed_bytes, 1.0)
+        return dataclasses.replace(
+            found,
+            step_seconds=found.step_seconds * other.step_seconds / estimated.step_seconds,
+            peak_bytes=found.peak_bytes * other.peak_bytes / max(estimated.peak_bytes, 1.0),
+            needed_bytes=needed,
+            fits=needed <= self._plan.memory_bytes,
+        )
+
+    def _first_number(self, front: Choices, most: int, limit: float) -> int:
         """About how many of ``most`` runs decide otherwise, under the best pair of policies.
 
         Between two policies, steps and memory are about those of their shares.
@@ -162,7 +256,7 @@ class SurveyPolicies:
             self._memo.policy(self._plan.state, front.take(slice(n, n + 1)))
             for n in range(len(front))
         ]
-        room = self._memo.within(limit or self.limit).most_bytes(self._plan.state)
+        room = self._memo.within(limit).most_bytes(self._plan.state)
         best = math.inf, most // 2
         for one, other in itertools.combinations(prices, 2):
             if one.peak_bytes < room < other.peak_bytes:
@@ -188,9 +282,9 @@ class SurveyPolicies:
         other._memo = other._model.memo(self._plan.memory_bytes)
         return other
 
-    def _best_ranges(self, others: Choices, limit: float | None) -> SurveyedChoice | None:
+    def _best_ranges(self, others: Choices, limit: float) -> SurveyedChoice | None:
         """The best policy that fits, of the integer program or of others, as it will be traced."""
-        memo = self._memo if limit is None else self._memo.within(limit)
+        memo = self._memo.within(limit)
         found = self._named(best_policy(memo, self._plan.state, others).choices)
         # Values without names may be recomputed where all others are kept.
         names = tuple(
@@ -198,17 +292,20 @@ class SurveyPolicies:
             for each in found.blocks
         )
         choices = [
-            self.priced(policy) for policy in (found, dataclasses.replace(found, blocks=names))
+            self._estimated(policy) for policy in (found, dataclasses.replace(found, blocks=names))
         ]
-        most = limit or self.limit
-        fitting = [choice for choice in choices if choice.needed_bytes <= most]
+        fitting = [choice for choice in choices if choice.needed_bytes <= limit]
         return min(fitting, key=lambda choice: choice.step_seconds, default=None)
 
     def priced(self, policy: MemoryPolicy) -> SurveyedChoice:
         """A policy with the names of residuals."""
+        return self.written(self._estimated(policy))
+
+    def _estimated(self, policy: MemoryPolicy) -> SurveyedChoice:
+        """A policy with the price of the survey less what does not run."""
         cuts = {name: policy.cuts(name) for name in self._runs if policy.cuts(name)}
         if cuts != self._cuts:
-            return self._cut(cuts).priced(policy)
+            return self._cut(cuts)._estimated(policy)
         choices = self._model.policies.residuals.choices([policy])
         priced = self._memo.policy(self._plan.state, choices)
         return dataclasses.replace(self._choice(priced), policy=policy)

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from toast.program.memory_policy import TracedMemory
@@ -182,6 +182,11 @@ class Program:
     #: Values that the conditions of loops read, carried or from outside of the loop, each with the
     #: first ``carry`` of the loop; the conditions have no ops.
     condition_reads: tuple[tuple[int, int], ...] = dataclasses.field(default=(), repr=False)
+    #: Uses in the program of a survey, as numbers of ops and of operands, in which a gradient uses
+    #: the result of an operation before the result has the name of a residual.
+    result_uses: frozenset[tuple[int, int]] = dataclasses.field(
+        default=frozenset(), repr=False, compare=False
+    )
     #: The decompositions of composites without a local form of their own, by signature.  Composites
     #: with one signature may have several.
     decompositions: Mapping[Signature, tuple[Program, ...]] = dataclasses.field(
@@ -440,6 +445,7 @@ class Builder:
         constraints: Mapping[int, tuple[tuple[str, ...] | None, ...]] | None = None,
         annotations: Mapping[int, str] | None = None,
         condition_reads: Sequence[tuple[int, int]] = (),
+        result_uses: Iterable[tuple[int, int]] = (),
         decompositions: Mapping[Signature, tuple[Program, ...]] | None = None,
         source: Any = None,
         foreign: bool = False,
@@ -464,6 +470,7 @@ class Builder:
             constraints=constraints or {},
             annotations=annotations or {},
             condition_reads=tuple(condition_reads),
+            result_uses=frozenset(result_uses),
             decompositions=decompositions or {},
             foreign=foreign,
             source=source,

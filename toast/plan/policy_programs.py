@@ -1,0 +1,108 @@
+"""Prices of the programs that memory policies make of a survey (:mod:`toast.cost.policy_programs`).
+
+Such a program is not traced, and its dimensions are not analysed: its ops have the rules and the
+shardings that they have in the survey.  What JAX adds is sharded as in a plan that begins with the
+shardings of the survey.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from toast.analysis.names import joined
+from toast.analysis.rules import SignatureRule, solve_signatures
+from toast.cost import Choices, CostModel, Residuals
+from toast.cost.policy_programs import PolicyProgram, PolicyPrograms
+from toast.cost.prices import Prices
+from toast.plan.starting_plan import follow
+from toast.program import Program, Signature
+from toast.program.program import Builder
+from toast.space import NONE, Space, States
+from toast.space.classes import Classes
+
+
+class PolicyPrices:
+    """Prices of one state of a survey under policies."""
+
+    def __init__(self, model: CostModel, state: States) -> None:
+        self._model, self._state = model, state
+        self._programs = PolicyPrograms(model.space.analysis.program)
+        self._rules: dict[Signature, SignatureRule] = {}
+        self._prices: dict[bytes, Prices] = {}
+
+    def price(self, residuals: Residuals, choices: Choices) -> Prices:
+        """The price of one policy.
+
+        :raises toast.cost.policy_programs.NotWritten: if its program is not written.
+        """
+        (key,) = choices.keys()
+        key += " ".join(residuals.blocks).encode()
+        if key not in self._prices:
+            space, state = self._space(self._programs.under(residuals, choices))
+            self._prices[key] = self._model.of_program(space).price(state[None])
+        return self._prices[key]
+
+    def _space(self, written: PolicyProgram) -> tuple[Space, States]:
+        """The decision space of a program, and the state with the shardings of the survey."""
+        space, program = self._model.space, written.program
+        analysis = space.analysis
+        rules = self._rules_of(program)
+        nothing = np.zeros((0, 2), dtype=np.int64)
+        names = joined(program, rules, nothing, nothing)
+        known = written.origin >= 0
+        op_state = np.full((len(program.ops), self._state.shape[1]), NONE, dtype=np.int8)
+        op_state[known] = space.of_ops(self._state)[written.origin[known]]
+        of_op = np.full(len(program.ops), -1, dtype=np.int64)
+        of_op[known] = space.classes.of_op[written.origin[known]]
+        other = copy.copy(space)
+        for name in ("unsharded", "choices", "pinned", "alike", "links", "products", "arguments"):
+            other.__dict__.pop(name, None)  # they are those of the survey
+        other.analysis = dataclasses.replace(analysis, program=program, rules=rules, names=names)
+        follow(op_state, known.copy(), other)
+        key = np.column_stack([names.signature, of_op, op_state])
+        _, first, of_op = np.unique(key, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        of_op, first = rank[of_op.reshape(-1)], first[order]
+        repeats = np.array(program.repeats, dtype=np.float64)
+        width = max(1, int(np.diff(names.first_name).max(initial=1)))
+        divisor = np.ones((len(first), width), dtype=np.int64)
+        for k, op in enumerate(first.tolist()):
+            mine = slice(names.first_name[op], names.first_name[op + 1])
+            divisor[k, : mine.stop - mine.start] = np.where(
+                names.shardable[mine], names.divisor[mine], 1
+            )
+        count = np.bincount(of_op, weights=repeats).astype(np.int64)
+        other.classes = Classes(of_op, first, count, divisor, np.arange(len(first)))
+        return other, op_state[first]
+
+    def _rules_of(self, program: Program) -> tuple[SignatureRule, ...]:
+        """The rules of all signatures; those of the survey are known."""
+        analysis = self._model.space.analysis
+        known = dict(zip(analysis.program.signatures, analysis.rules, strict=True)) | self._rules
+        new = [signature for signature in program.signatures if signature not in known]
+        if new:
+            some = _one_of_each(new, program.platform)
+            solved = solve_signatures(some, [*analysis.rule_files], lowering=analysis.lowering)
+            self._rules.update(zip(some.signatures, solved.rules, strict=True))
+            known |= self._rules
+        return tuple(known[signature] for signature in program.signatures)
+
+
+def _one_of_each(signatures: Sequence[Signature], platform: str) -> Program:
+    """A program with one op of each signature."""
+    builder = Builder()
+    given = [type_ for signature in signatures for type_ in signature.operands]
+    values = iter([value for type_ in given for value in builder.add("argument", (), (type_,))])
+    for signature in signatures:
+        builder.add(
+            signature.kind, [next(values) for _ in signature.operands], signature.results,
+            signature.attributes,
+        )  # fmt: skip
+    names = [f"x{number}" for number in range(len(given))]
+    return dataclasses.replace(builder.build("policy", names, [], []), platform=platform)
