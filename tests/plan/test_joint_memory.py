@@ -111,14 +111,11 @@ def test_a_survey_is_the_full_recomputation(step: Any, surveyed: toast.Plan) -> 
     assert costs.kept_bytes.max() == 4 * 16 * 1024 * 1024 * 4 / 4
 
 
-#: Policies, and the share by which their prices may differ from those of the traced program, at the
-#: shardings of the survey: time, memory.  Most of the time of these layers is that of kernels that
-#: XLA may fuse or not.
-EXPECTED = {
-    "full": (1e-6, 1e-6), "minimal": (0.03, 0.03), "none": (0.06, 0.06), "named": (0.06, 0.06),
-    "layer: keep=scores,layer.dot_general": (0.06, 0.06),
-    "layer: keep=scores.sub,x_2 offload=layer.dot_general": (0.06, 0.3),
-}  # fmt: skip
+#: Policies, whose prices are those of the traced programs at the shardings of the survey.
+EXPECTED = (
+    "full", "minimal", "none", "named", "layer: keep=scores,layer.dot_general",
+    "layer: keep=scores.sub,x_2 offload=layer.dot_general",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", EXPECTED)
@@ -128,11 +125,16 @@ def test_simulated_prices_are_those_of_the_traced_program(
     memory = surveyed.analysis.program.memory
     assert memory is not None
     text = MemoryPolicy.parse(policy).resolved(memory.blocks)
-    simulated = SurveyPolicies(surveyed).priced(text)
+    policies = SurveyPolicies(surveyed)
+    simulated = policies.priced(text)
     traced = plan(step, policy, start=surveyed, settings=toast.Settings(rounds=0))
-    time, space = EXPECTED[policy]
-    assert simulated.step_seconds == pytest.approx(traced.after.step_seconds, rel=time)
-    assert simulated.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=space)
+    assert simulated.written
+    assert simulated.step_seconds == pytest.approx(traced.after.step_seconds, rel=0.002)
+    assert simulated.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=0.01)
+    # Quick estimates are near.
+    quick = policies.presets().get(policy, simulated)
+    assert quick.step_seconds == pytest.approx(traced.after.step_seconds, rel=0.09)
+    assert quick.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=0.3)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +155,10 @@ def test_simulated_prices_of_policies_by_layers(
     simulated = SurveyPolicies(surveyed).priced(asked.resolved(parts))
     traced = plan(step, policy, start=surveyed, settings=toast.Settings(rounds=0))
     assert traced.policy == simulated.policy
-    assert simulated.step_seconds == pytest.approx(traced.after.step_seconds, rel=0.06)
-    assert simulated.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=0.08)
+    assert simulated.written == (step is unrolled)  # a scan would be cut
+    time, space = (0.002, 0.01) if simulated.written else (0.06, 0.08)
+    assert simulated.step_seconds == pytest.approx(traced.after.step_seconds, rel=time)
+    assert simulated.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=space)
 
 
 def test_plans_of_other_policies_start_with_the_shardings_of_the_survey() -> None:

@@ -273,7 +273,9 @@ class _Writer:
     def _sliced(self, value: int, loop: LoopOps, later: LoopOps) -> int:
         """The slice in one loop of a stack of the values of another."""
         program, type_ = self.program, self._types[value]
-        length = program.repeats[self.place[value]] // max(1, program.repeats[loop.begin])
+        length = int(str(program.signatures[
+            program.ops[loop.begin].signature
+        ].attribute("trip_count")))  # fmt: skip
         stack = TensorType((length, *type_.shape), type_.dtype)
         one = TensorType((1, *type_.shape), type_.dtype)
         scalar, whole = TensorType((), type_.dtype), range(1, 1 + len(type_.shape))
@@ -287,14 +289,15 @@ class _Writer:
         )  # fmt: skip
         first_yield = loop.end - (loop.last_carry - loop.begin)
         counter = program.ops[loop.begin].results[0]
+        index, like = (counter,) * len(stack.shape), self.place[value]
+        inside = self.program.repeats[first_yield - 1]
         entry = self._add_before(
             first_yield, "broadcast_in_dim", (value,), one, (("broadcast_dimensions", (*whole,)),),
-            like=self.place[value],
+            like=like, repeats=inside,
         )  # fmt: skip
-        index = (counter,) * len(stack.shape)
         updated = self._add_before(
-            first_yield, "dynamic_update_slice", (carried, entry, *index), stack,
-            like=self.place[value],
+            first_yield, "dynamic_update_slice", (carried, entry, *index), stack, like=like,
+            repeats=inside,
         )  # fmt: skip
         result = self._add_after(loop.end, "yield", (updated,), stack)
         self._ties.append((result, carried))
@@ -325,18 +328,21 @@ class _Writer:
         attributes: tuple[tuple[str, Attribute], ...] = (), *, origin: int = -1,
         repeats: int | None = None,
     ) -> int:  # fmt: skip
+        place = self._around.end_of_row(max(place, len(self.program.arguments) - 1))
+        if repeats is None and kind != "carry" and self.program.kind(place) == "carry":
+            repeats = self.program.repeats[place + 1]  # in the body
         return self._add(
             self._after[place], place, kind, operands, type_, attributes, origin, place, repeats
         )
 
     def _add_before(
         self, place: int, kind: str, operands: Sequence[int], type_: TensorType,
-        attributes: tuple[tuple[str, Attribute], ...] = (), *, origin: int = -1,
-        like: int | None = None,
+        attributes: tuple[tuple[str, Attribute], ...] = (), *, like: int | None = None,
+        repeats: int | None = None,
     ) -> int:  # fmt: skip
         near = place if like is None else like
         return self._add(
-            self._before[place], place, kind, operands, type_, attributes, origin, near, None
+            self._before[place], place, kind, operands, type_, attributes, -1, near, repeats
         )
 
     def _add(
@@ -421,6 +427,8 @@ class _Assembly:
         self, signature: int, operands: Sequence[int], results: Sequence[int], repeats: int,
         origin: int, like: int,
     ) -> None:  # fmt: skip
+        if any(value not in self._value for value in operands):
+            raise NotWritten("a value of the backward pass that the forward pass needs")
         for index, value in enumerate(results):
             self._value[value] = len(self._values)
             self._values.append(Value(self._types[value], len(self._ops), index))
@@ -482,6 +490,10 @@ class _Around:
     def __init__(self, loops: Sequence[LoopOps]) -> None:
         self._loops = sorted(loops, key=lambda loop: loop.end - loop.begin)
         self._known: dict[int, tuple[LoopOps, ...]] = {}
+        #: The last ``yield`` of a loop, by each of them.
+        self._ends = {
+            op: loop.end for loop in loops for op in range(loop.end - _yields(loop) + 1, loop.end)
+        }
 
     def of(self, op: int) -> tuple[LoopOps, ...]:
         """The loops in whose bodies an op is, the innermost first."""
@@ -491,6 +503,13 @@ class _Around:
                 loop for loop in self._loops if loop.begin <= op <= loop.end - _yields(loop)
             )
         return self._known[op]
+
+    def end_of_row(self, op: int) -> int:
+        """The last of the ops that begin or end a loop, if an op is one of these; else the op."""
+        for loop in self.of(op)[:1]:
+            if op <= loop.last_carry:
+                return loop.last_carry
+        return self._ends.get(op, op)
 
     def innermost(self, op: int) -> LoopOps | None:
         """The innermost loop around an op."""

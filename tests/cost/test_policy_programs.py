@@ -1,0 +1,136 @@
+"""Programs of memory policies, written from a survey, are those that JAX traces."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import toast
+from toast.cost.policy_programs import NotWritten, PolicyProgram, PolicyPrograms
+from toast.cost.residuals import residuals_of
+from toast.hardware import load
+from toast.ports import HardwarePlatform
+from toast.program import MemoryPolicy, Program, RunRange, survey
+from toast.program.soundness import unsound
+
+
+def layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+    scores = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", x @ w["q"], x @ w["k"]))
+    x = x + jnp.einsum("bqk,bkd->bqd", scores, jnp.sin(x) @ w["v"])
+    return x + jax.nn.silu(x @ w["up"]) @ w["down"]
+
+
+def arrays() -> tuple[Any, Any]:
+    def shape(*sizes: int) -> Any:
+        return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+    square = shape(3, 64, 64)
+    weights = {"q": square, "k": square, "v": square, "up": shape(3, 64, 256)}
+    return {**weights, "down": shape(3, 256, 64)}, shape(8, 32, 64)
+
+
+def scanned(weights: Any, x: Any) -> Any:
+    block = toast.checkpoint(layer, prevent_cse=False)
+
+    def loss(weights: Any) -> Any:
+        return jnp.mean(jax.lax.scan(lambda x, w: (block(x, w), None), x, weights)[0] ** 2)
+
+    return jax.value_and_grad(loss)(weights)
+
+
+def unrolled(weights: Any, x: Any) -> Any:
+    block = toast.checkpoint(layer)
+
+    def loss(weights: Any) -> Any:
+        y = x
+        for number in range(3):
+            y = block(y, jax.tree.map(lambda w, n=number: w[n], weights))
+        return jnp.mean(y**2)
+
+    return jax.value_and_grad(loss)(weights)
+
+
+def traced(step: Any, remat: Any) -> Program:
+    platform = HardwarePlatform.of(load("tpu-v5e"))
+    return toast.analyze(step, *arrays(), remat=remat, platform=platform).program
+
+
+@pytest.fixture(scope="module", params=[scanned, unrolled])
+def step(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def surveyed(step: Any) -> Program:
+    return traced(step, survey())
+
+
+def written(surveyed: Program, text: str) -> PolicyProgram:
+    """The program of a policy, which may have decisions for ranges of runs."""
+    policy = MemoryPolicy.parse(text)
+    assert surveyed.memory is not None
+    (block,) = surveyed.memory.blocks
+    cuts = {block.name: policy.cuts(block.name)}
+    residuals = residuals_of(surveyed, cuts)
+    parts = [
+        type(block)(str(runs), block.residuals, block.runs)
+        for runs in RunRange(block.name).cut(cuts[block.name])
+    ]
+    choices = residuals.choices([policy.resolved(parts)])
+    return PolicyPrograms(surveyed).under(residuals, choices)
+
+
+def ops(program: Program) -> collections.Counter[tuple[str, str, int, str]]:
+    """How often a program has each op, but for names and what depends on constants alone."""
+    found: collections.Counter[tuple[str, str, int, str]] = collections.Counter()
+    constant: set[int] = set()
+    for number, op in enumerate(program.ops):
+        kind = program.kind(number)
+        if kind == "constant" or (op.operands and constant.issuperset(op.operands)):
+            constant.update(op.results)
+        elif kind != "sdy_sharding_constraint":
+            types = " ".join(str(program.values[value].type) for value in op.results)
+            # A transfer may be told before or after the recomputation begins.
+            of = "" if kind == "custom_call" else program.passes[number]
+            found[kind, types, program.repeats[number], of] += 1
+    return found
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "full", "none", "named", "minimal", "minimal_offloaded",
+        "layer: keep=scores,layer.dot_general",
+        "layer: keep=scores.sub,x_2 offload=layer.dot_general",
+        "layer: keep=scores offload=x",
+    ],
+)  # fmt: skip
+def test_the_program_of_a_policy_is_that_which_jax_traces(
+    step: Any, surveyed: Program, policy: str
+) -> None:
+    found = written(surveyed, policy).program
+    assert not unsound(found)
+    assert ops(found) == ops(traced(step, policy))
+
+
+def test_layers_that_decide_differently(step: Any, surveyed: Program) -> None:
+    policy = "layer[:1]: recompute=*; layer[1:]: keep=*"
+    if step is scanned:  # JAX traces two loops
+        with pytest.raises(NotWritten, match="a policy for some iterations of a loop"):
+            written(surveyed, policy)
+        return
+    assert ops(written(surveyed, policy).program) == ops(traced(step, policy))
+
+
+def test_ops_of_the_survey_are_known(surveyed: Program) -> None:
+    found = written(surveyed, "minimal")
+    for number, origin in enumerate(found.origin.tolist()):
+        if origin >= 0:
+            assert found.program.kind(number) == surveyed.kind(origin)
+            assert found.program.location(number) == surveyed.location(origin)
+    added = {found.program.kind(n) for n, origin in enumerate(found.origin.tolist()) if origin < 0}
+    assert "reduce_precision" in added
