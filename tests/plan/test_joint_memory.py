@@ -130,7 +130,7 @@ def test_simulated_prices_are_those_of_the_traced_program(
     traced = plan(step, policy, start=surveyed, settings=toast.Settings(rounds=0))
     assert simulated.written
     assert simulated.step_seconds == pytest.approx(traced.after.step_seconds, rel=0.002)
-    assert simulated.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=0.01)
+    assert simulated.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=0.015)
     # Quick estimates are near.
     quick = policies.presets().get(policy, simulated)
     assert quick.step_seconds == pytest.approx(traced.after.step_seconds, rel=0.09)

@@ -182,7 +182,11 @@ class SurveyPolicies:
         return best
 
     def written(self, choice: SurveyedChoice) -> SurveyedChoice:
-        """A choice with the price of its program, or as it is if its program is not written."""
+        """A choice with the price of its program.
+
+        If its program is not written, it is as it is; with ranges of runs, it is as far off as the
+        policies of the ranges are for all runs.
+        """
         if choice.written:
             return choice
         cuts = {name: choice.policy.cuts(name) for name in self._runs if choice.policy.cuts(name)}
@@ -190,7 +194,7 @@ class SurveyPolicies:
         try:
             prices = self._programs.price(residuals, residuals.choices([choice.policy]))
         except NotWritten:
-            return choice
+            return self._corrected(choice) if cuts else choice
         (peak,), (arguments,) = prices.peak_bytes.tolist(), prices.argument_bytes.tolist()
         needed = float(self._plan.model.needed_bytes(arguments, peak))
         return dataclasses.replace(
@@ -209,9 +213,8 @@ class SurveyPolicies:
         grow(self._memo, self._plan.state)
         front = self._memo.front(self._plan.state)
         # By how much the program of the policy for all runs is off its estimate, others are, too.
-        like = uniform, self._estimated(uniform.policy)
-        room = self.limit if limit is None else limit
-        aim = room * like[1].needed_bytes / max(like[0].needed_bytes, 1.0)
+        room, estimated = self.limit if limit is None else limit, self._estimated(uniform.policy)
+        aim = room * estimated.needed_bytes / max(uniform.needed_bytes, 1.0)
         tried: dict[int, SurveyedChoice | None] = {}
         step = max(1, most // _NEAR)
         number = self._first_number(front, most, aim)
@@ -227,24 +230,48 @@ class SurveyPolicies:
             numbers = [number - step, number + step] if step else []
             step //= 2
         found = tried.get(number)
-        best = found and self._written_like(found, *like)
+        best = found and self.written(found)
         worth = best and best.step_seconds < uniform.step_seconds * (1.0 - GAIN)
         return best if worth or uniform.needed_bytes > room else None
 
-    def _written_like(
-        self, choice: SurveyedChoice, other: SurveyedChoice, estimated: SurveyedChoice
-    ) -> SurveyedChoice:
-        """A choice with the price of its program; else as far off as another one is."""
-        found = self.written(choice)
-        if found.written or not other.written:
-            return found
-        needed = found.needed_bytes * other.needed_bytes / max(estimated.needed_bytes, 1.0)
+    def _corrected(self, choice: SurveyedChoice) -> SurveyedChoice:
+        """A choice with ranges of runs, as far off as the policies of its ranges for all runs.
+
+        Each range has the share of its runs of the seconds and of the bytes.
+        """
+        off, total = np.zeros(3), 0.0
+        ranges = [RunRange.parse(entry.block) for entry in choice.policy.blocks]
+        for number, runs in enumerate(ranges):
+            if runs.block not in self._runs or not runs.is_part:
+                continue
+            # The same decision for all runs; of other blocks, that for their range here.
+            like = {
+                each.block: entry
+                for entry, each in zip(choice.policy.blocks, ranges, strict=True)
+                if each.includes(runs) or (each.block != runs.block and not each.is_part)
+            }
+            for entry, each in zip(choice.policy.blocks, ranges, strict=True):
+                like.setdefault(each.block, entry)
+            like[runs.block] = choice.policy.blocks[number]
+            policy = MemoryPolicy(tuple(
+                dataclasses.replace(entry, block=block) for block, entry in like.items()
+            ))  # fmt: skip
+            estimated = self._cut({})._estimated(policy)
+            found = self._cut({}).written(estimated)
+            share = (min(runs.end, self._runs[runs.block]) - runs.first) / self._runs[runs.block]
+            off += share * np.array([
+                found.step_seconds - estimated.step_seconds,
+                found.peak_bytes - estimated.peak_bytes,
+                found.needed_bytes - estimated.needed_bytes,
+            ])  # fmt: skip
+            total += share
+        step, peak, needed = (off / max(total, 1.0)).tolist()  # the mean of several blocks
         return dataclasses.replace(
-            found,
-            step_seconds=found.step_seconds * other.step_seconds / estimated.step_seconds,
-            peak_bytes=found.peak_bytes * other.peak_bytes / max(estimated.peak_bytes, 1.0),
-            needed_bytes=needed,
-            fits=needed <= self._plan.memory_bytes,
+            choice,
+            step_seconds=choice.step_seconds + step,
+            peak_bytes=choice.peak_bytes + peak,
+            needed_bytes=choice.needed_bytes + needed,
+            fits=choice.needed_bytes + needed <= self._plan.memory_bytes,
         )
 
     def _first_number(self, front: Choices, most: int, limit: float) -> int:
