@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from scipy import sparse
 
+from toast.cost.accumulated_sums import sum_runs
 from toast.cost.argument_views import argument_views
 from toast.cost.constant_values import constant_values, remade_values
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
@@ -391,6 +392,7 @@ def _value_classes(
     return ValueClasses(
         slot=value_slot[values],
         count=grouped.count,
+        sums=grouped.sums,
         bytes=np.array([program.value_bytes[v] for v in values.tolist()], dtype=np.float64),
         stored=stored[values],
         sizes=np.array([
@@ -680,6 +682,7 @@ class _Grouped:
     of_use: Ints
     representative: Ints
     count: Ints
+    sums: Ints
     use_value: Ints
     use_slot: Ints
     use_count: Floats
@@ -724,7 +727,7 @@ def _group_values(
         of_uses.append((slot, place))
         most, read = of_value_reads.get((slot, place), (0, 0.0))
         of_value_reads[slot, place] = max(most, times), read + times * accessed
-    repeats = [program.repeats[op] for op in program.makers]
+    repeats, sums = [program.repeats[op] for op in program.makers], sum_runs(program)
     places = list(zip(host.inside.tolist(), host.moved.tolist(), strict=True))
     tests = [0] * len(program.values)
     for number, carry in program.condition_reads:
@@ -733,20 +736,21 @@ def _group_values(
     of_value = np.array([
         numbers.setdefault(
             (
-                slot, exists, aliased, place, times, tested, anew, share, wrote,
+                slot, exists, aliased, place, times, summed, tested, anew, share, wrote,
                 live.repeated.get(number), tuple(items.items()),
             ),
             len(numbers),
         )
         for number, (
-            slot, exists, aliased, place, times, tested, anew, share, wrote, items,
+            slot, exists, aliased, place, times, summed, tested, anew, share, wrote, items,
         ) in enumerate(zip(
             value_slot.tolist(), live.exists.tolist(), live.aliased.tolist(), places, repeats,
-            tests, remade.tolist(), stored.tolist(), written.tolist(), reads, strict=True,
+            sums, tests, remade.tolist(), stored.tolist(), written.tolist(), reads, strict=True,
         ))
     ], dtype=np.int64)  # fmt: skip
     _, representative, members = np.unique(of_value, return_index=True, return_counts=True)
     count = members * np.array(repeats, dtype=np.int64)[representative]
+    sum_count = members * np.array(sums, dtype=np.int64)[representative]
     rows = [
         (c, slot, members[c] * most, members[c] * read, loop)
         for c, value in enumerate(representative.tolist())
@@ -768,7 +772,7 @@ def _group_values(
         step = np.stack([later, later - distance, np.full(len(later), distance)])
         pairs = np.concatenate([pairs, step], axis=1)
     return _Grouped(
-        of_value, of_use, representative, count, use_value, slots,
+        of_value, of_use, representative, count, sum_count, use_value, slots,
         np.array([r[2] for r in rows], dtype=np.float64),
         np.array([r[3] for r in rows], dtype=np.float64), loop_of, CopyPairs(*pairs),
         members * np.array(tests, dtype=np.float64)[representative], written[representative],

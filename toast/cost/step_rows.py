@@ -8,7 +8,6 @@ full tile.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -48,7 +47,7 @@ def row_accesses(
     for use in rows:
         op, value = program.ops[use_op[use]], int(use_value[use])
         moved, moves = (op.results[0], _READ) if use_op[use] in slices else (value, _WRITTEN)
-        elements = math.prod(program.values[moved].type.shape)
+        elements = program.elements[moved]
         accesses[use] = elements * moves * relayout_bytes / max(size[value], 1.0)
     return accesses
 
@@ -56,8 +55,8 @@ def row_accesses(
 def _sliced(program: Program) -> Iterator[int]:
     """Slices of one step of an array that was transposed for the loop."""
     for number, op in enumerate(program.ops):
-        if program.kind(number) == _SLICE and _steps(program, op.operands[0], op.results[0]):
-            maker = program.values[_source(program, op.operands[0])].op
+        if program.kinds[number] == _SLICE and _steps(program, op.operands[0], op.results[0]):
+            maker = program.makers[_source(program, op.operands[0])]
             if _from_rows(program, maker):
                 yield number
 
@@ -67,13 +66,13 @@ def _updated(program: Program) -> Iterator[int]:
     ends = {
         program.ops[end].results[0]: program.ops[end].operands[0]
         for end, begin in program.ties
-        if (program.kind(end), program.kind(begin)) == ("yield", "carry")
+        if (program.kinds[end], program.kinds[begin]) == ("yield", "carry")
     }
     for number in range(len(program.ops)):
-        if program.kind(number) == "transpose" and _to_rows(program, number):
+        if program.kinds[number] == "transpose" and _to_rows(program, number):
             stack = _source(program, program.ops[number].operands[0])
-            update = program.values[ends.get(stack, stack)].op
-            if program.kind(update) == _UPDATE:
+            update = program.makers[ends.get(stack, stack)]
+            if program.kinds[update] == _UPDATE:
                 op = program.ops[update]
                 if _steps(program, op.results[0], op.operands[1]):
                     yield update
@@ -81,8 +80,8 @@ def _updated(program: Program) -> Iterator[int]:
 
 def _source(program: Program, value: int) -> int:
     """The value that a chain of conversions begins with."""
-    while program.kind(program.values[value].op) in _PASSING:
-        (value,) = program.ops[program.values[value].op].operands
+    while program.kinds[program.makers[value]] in _PASSING:
+        (value,) = program.ops[program.makers[value]].operands
     return value
 
 
@@ -105,6 +104,6 @@ def _to_rows(program: Program, op: int) -> bool:
 
 
 def _order(program: Program, op: int) -> tuple[int, ...]:
-    if program.kind(op) != "transpose":
+    if program.kinds[op] != "transpose":
         return ()
     return tuple(dimensions_in(program.signatures[program.ops[op].signature], "permutation"))

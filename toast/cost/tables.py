@@ -115,6 +115,7 @@ class ValueClasses(EntityTable):
 
     slot: Ints  # that defines it
     count: Ints  # values in a step
+    sums: Ints  # all-reduces of them in a step, if they are summed whole over devices
     bytes: Floats  # of one unsharded value
     stored: Floats  # share of these that is in memory, unless the value is summed over devices
     sizes: Ints  # [C, R] elements along each dimension, 1 beyond its rank

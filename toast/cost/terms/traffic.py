@@ -58,6 +58,7 @@ class Sums(Term):
                 )
         if reduced.any():
             joint = _joint(layout, reduced, False)
+            times = layout.tables.values.sums.astype(np.float64)
             yield Traffic(self, layout, REDUCE, reduced, size, size, times, joint)
 
     def most_spared(self, traffic: Traffic) -> Floats:

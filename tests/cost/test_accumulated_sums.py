@@ -1,0 +1,59 @@
+"""All-reduces of what a loop accumulates: XLA for TPUs moves them behind the loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import toast
+from tests.helpers import action
+from toast.cost import CostModel
+from toast.cost.accumulated_sums import sum_runs
+from toast.hardware import Mesh, load
+from toast.space import Space
+
+STEPS = 12
+
+
+def gradient(weight: Any, steps: Any, *, also: bool = False) -> Any:
+    """The gradient of the weight of a recurrence; ``also`` if each step needs the one so far."""
+
+    def body(total: Any, x: Any) -> tuple[Any, Any]:
+        total = total + jnp.einsum("bi,bo->io", x, jnp.tanh(x @ weight))
+        return total, total.mean() if also else jnp.float32(0)
+
+    return jax.lax.scan(body, jnp.zeros_like(weight), steps)
+
+
+def analyzed(also: bool) -> toast.Analysis:
+    shapes = [jax.ShapeDtypeStruct(size, "float32") for size in ((64, 64), (STEPS, 128, 64))]
+    return toast.analyze(
+        lambda weight, steps: gradient(weight, steps, also=also), *shapes, platform="tpu",
+        cache=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_only_sums_that_a_loop_does_nothing_with_are_moved_behind_it(also: bool) -> None:
+    program = analyzed(also).program
+    runs = sum_runs(program)
+    moved = {
+        program.kinds[op]
+        for op, run in zip(program.makers, runs, strict=True)
+        if run != program.repeats[op]
+    }
+    assert moved == (set() if also else {"dot_general"})
+
+
+@pytest.mark.parametrize(("also", "times"), [(False, 1), (True, STEPS)])
+def test_devices_sum_a_gradient_once(also: bool, times: int) -> None:
+    analysis = analyzed(also)
+    space = Space(analysis, Mesh.parse("data=4"), min_dimensions=0)
+    model = CostModel(space, load("tpu-v5e"))
+    state = space.apply(space.initial, action(space, "steps", 1, "data"))
+    price = model.price(state[None])
+    gradients = 64 * 64 * 4 * 2 * 3 / 4  # bytes sent around a ring of four
+    assert price.sent_bytes[0] == pytest.approx(gradients * times, rel=0.1)
