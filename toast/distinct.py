@@ -1,4 +1,4 @@
-"""The distinct rows of an array: those of ``np.unique(rows, axis=0)``, two to four times as fast."""
+"""The distinct rows of an array: those of ``np.unique(rows, axis=0)``, in half of its time."""
 
 from __future__ import annotations
 
