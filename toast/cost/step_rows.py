@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from toast.cost.entities import Floats, Ints
-from toast.cost.liveness import SUBLANES, dimensions_in
+from toast.cost.liveness import SUBLANES, LoopOps, dimensions_in, loops_of
 from toast.program import Program
 
 _SLICE, _UPDATE = "dynamic_slice", "dynamic_update_slice"
@@ -35,11 +35,18 @@ def row_accesses(
 
     ``size`` (``[values]``) has the bytes of values in memory, and ``relayout_bytes`` those that the
     memory moves while the vector unit changes the place of an element; 0 if this bounds nothing.
+    Only loops that read rows write them: stacks of others, as of gradients, are of other layouts.
     """
     accesses = np.zeros(len(use_op))
     if not relayout_bytes:
         return accesses
-    slices, updates = {*_sliced(program)}, {*_updated(program)}
+    slices, loops = {*_sliced(program)}, loops_of(program)
+
+    def loop(op: int) -> LoopOps | None:
+        return next((loop for loop in loops if loop.begin < op < loop.end), None)
+
+    by_rows = {loop(op) for op in slices}
+    updates = {op for op in (_updated(program) if slices else ()) if loop(op) in by_rows}
     rows = [
         use for use, (op, index) in enumerate(zip(use_op.tolist(), use_index.tolist(), strict=True))
         if (op in slices and index == 0) or (op in updates and index == 1)
@@ -53,16 +60,19 @@ def row_accesses(
 
 
 def _sliced(program: Program) -> Iterator[int]:
-    """Slices of one step of an array that was transposed for the loop."""
+    """Slices of one step of an array that was computed, and transposed for the loop.
+
+    Layers of stacked arguments are none: they are larger than rows, and have layouts of their own.
+    """
     for number, op in enumerate(program.ops):
         if program.kinds[number] == _SLICE and _steps(program, op.operands[0], op.results[0]):
             maker = program.makers[_source(program, op.operands[0])]
-            if _from_rows(program, maker):
+            if _from_rows(program, maker) and not _argument(program, maker):
                 yield number
 
 
 def _updated(program: Program) -> Iterator[int]:
-    """Updates of one step of a stack that is transposed after the loop."""
+    """Updates of one step of a stack that is transposed after its loop."""
     ends = {
         program.ops[end].results[0]: program.ops[end].operands[0]
         for end, begin in program.ties
@@ -76,6 +86,12 @@ def _updated(program: Program) -> Iterator[int]:
                 op = program.ops[update]
                 if _steps(program, op.results[0], op.operands[1]):
                     yield update
+
+
+def _argument(program: Program, transpose: int) -> bool:
+    """Whether a transpose is of an argument, whatever its element type."""
+    source = _source(program, program.ops[transpose].operands[0])
+    return program.kinds[program.makers[source]] == "argument"
 
 
 def _source(program: Program, value: int) -> int:
