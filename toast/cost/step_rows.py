@@ -102,9 +102,9 @@ def _source(program: Program, value: int) -> int:
 
 
 def _steps(program: Program, stack: int, step: int) -> bool:
-    """Whether a value is one step of a stack, along its first dimension."""
+    """Whether a value is one step of a stack ``[steps, batch, width]``."""
     whole, part = (program.values[value].type.shape for value in (stack, step))
-    return len(whole) > 2 and part == (1, *whole[1:]) and whole[0] > 1
+    return len(whole) == 3 and part == (1, *whole[1:]) and whole[0] > 1
 
 
 def _from_rows(program: Program, op: int) -> bool:
