@@ -24,7 +24,7 @@ from toast.cost import (
 from toast.cost.policy_programs import NotWritten
 from toast.errors import TargetError
 from toast.plan.plan import Plan
-from toast.plan.policy_programs import PolicyPrices
+from toast.plan.written_policies import PolicyPrices
 from toast.program import PRESETS, BlockPolicy, MemoryPolicy, Program, RunRange, preset
 from toast.program.memory_policy import UNNAMED
 from toast.search import best_policy, grow
