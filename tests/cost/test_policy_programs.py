@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import toast
+from tests.layered_steps import arrays, scanned_step, unrolled_step
 from toast.cost.policy_programs import NotWritten, PolicyProgram, PolicyPrograms
 from toast.cost.residuals import residuals_of
 from toast.hardware import load
@@ -24,39 +25,12 @@ def layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
     return x + jax.nn.silu(x @ w["up"]) @ w["down"]
 
 
-def arrays() -> tuple[Any, Any]:
-    def shape(*sizes: int) -> Any:
-        return jax.ShapeDtypeStruct(sizes, jnp.float32)
-
-    square = shape(3, 64, 64)
-    weights = {"q": square, "k": square, "v": square, "up": shape(3, 64, 256)}
-    return {**weights, "down": shape(3, 256, 64)}, shape(8, 32, 64)
-
-
-def scanned(weights: Any, x: Any) -> Any:
-    block = toast.checkpoint(layer, prevent_cse=False)
-
-    def loss(weights: Any) -> Any:
-        return jnp.mean(jax.lax.scan(lambda x, w: (block(x, w), None), x, weights)[0] ** 2)
-
-    return jax.value_and_grad(loss)(weights)
-
-
-def unrolled(weights: Any, x: Any) -> Any:
-    block = toast.checkpoint(layer)
-
-    def loss(weights: Any) -> Any:
-        y = x
-        for number in range(3):
-            y = block(y, jax.tree.map(lambda w, n=number: w[n], weights))
-        return jnp.mean(y**2)
-
-    return jax.value_and_grad(loss)(weights)
+scanned, unrolled = scanned_step(layer), unrolled_step(layer)
 
 
 def traced(step: Any, remat: Any) -> Program:
     platform = HardwarePlatform.of(load("tpu-v5e"))
-    return toast.analyze(step, *arrays(), remat=remat, platform=platform).program
+    return toast.analyze(step, *arrays(3, 8, 32, 64), remat=remat, platform=platform).program
 
 
 @pytest.fixture(scope="module", params=[scanned, unrolled])

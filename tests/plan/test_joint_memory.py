@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import toast
+from tests.layered_steps import arrays, scanned_step, unrolled_step
 from toast.cost import PolicyModel
 from toast.cost.host_memory import host_memory
 from toast.cost.residuals import residuals_of
@@ -39,37 +40,7 @@ def layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
     return x + jax.nn.silu(x @ w["up"]) @ w["down"]
 
 
-def arrays(layers: int, batch: int, sequence: int, width: int) -> tuple[Any, Any]:
-    def shape(*sizes: int) -> Any:
-        return jax.ShapeDtypeStruct(sizes, jnp.float32)
-
-    square = shape(layers, width, width)
-    weights = {
-        "q": square, "k": square, "v": square, "up": shape(layers, width, 4 * width),
-        "down": shape(layers, 4 * width, width),
-    }  # fmt: skip
-    return weights, shape(batch, sequence, width)
-
-
-def scanned(weights: Any, x: Any) -> Any:
-    block = toast.checkpoint(layer, prevent_cse=False)
-
-    def loss(weights: Any) -> Any:
-        return jnp.mean(jax.lax.scan(lambda x, w: (block(x, w), None), x, weights)[0] ** 2)
-
-    return jax.value_and_grad(loss)(weights)
-
-
-def unrolled(weights: Any, x: Any) -> Any:
-    block = toast.checkpoint(layer)
-
-    def loss(weights: Any) -> Any:
-        y = x
-        for number in range(len(weights["q"])):
-            y = block(y, jax.tree.map(lambda w, n=number: w[n], weights))
-        return jnp.mean(y**2)
-
-    return jax.value_and_grad(loss)(weights)
+scanned, unrolled = scanned_step(layer), unrolled_step(layer)
 
 
 def plan(step: Any, remat: Any, **options: Any) -> toast.Plan:

@@ -7,6 +7,7 @@ how a recurrence accumulates the gradient of its weights.
 
 from __future__ import annotations
 
+from toast.cost.liveness import loop_ties
 from toast.program import Program
 
 #: Ops between a partial sum and the addition that XLA moves it past.
@@ -16,17 +17,14 @@ _PASSED = frozenset({"convert", "reshape", "transpose", "optimization_barrier"})
 def sum_runs(program: Program) -> list[int]:
     """``[values]`` how often a step sums each value over devices, if its sum is an all-reduce."""
     runs = [program.repeats[op] for op in program.makers]
-    ends = [
-        (end, begin) for end, begin in program.ties
-        if (program.kinds[end], program.kinds[begin]) == ("yield", "carry")
-    ]  # fmt: skip
-    if not ends:
+    ties = [*loop_ties(program)]
+    if not ties:
         return runs
     uses: list[list[int]] = [[] for _ in program.values]
     for number, op in enumerate(program.ops):
         for value in op.operands:
             uses[value].append(number)
-    for end, begin in ends:
+    for end, begin in ties:
         (added,), (total,) = program.ops[end].operands, program.ops[begin].results
         addition = program.makers[added]
         if program.kinds[addition] != "add" or uses[total] != [addition] or uses[added] != [end]:

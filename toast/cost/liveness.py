@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -647,12 +647,17 @@ def _share_loop_buffers(program: Program, kinds: list[str], aliased: Bools) -> N
             aliased[op.results[0]] = True
 
 
+def loop_ties(program: Program) -> Iterator[tuple[int, int]]:
+    """The ``yield`` and the ``carry`` of each value that a loop carries."""
+    for end, begin in program.ties:
+        if (program.kinds[end], program.kinds[begin]) == ("yield", "carry"):
+            yield end, begin
+
+
 def loops_of(program: Program) -> list[LoopOps]:
     """The loops of a program, inner ones first where they are nested."""
     loops: list[LoopOps] = []
-    for end, begin in program.ties:
-        if (program.kinds[end], program.kinds[begin]) != ("yield", "carry"):
-            continue
+    for end, begin in loop_ties(program):
         if loops and (end, begin) == (loops[-1].end + 1, loops[-1].last_carry + 1):
             loops[-1] = loops[-1]._replace(last_carry=begin, end=end)
         else:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from toast.cost.entities import Floats, Ints
-from toast.cost.liveness import SUBLANES, LoopOps, dimensions_in, loops_of
+from toast.cost.liveness import SUBLANES, LoopOps, dimensions_in, loop_ties, loops_of
 from toast.program import Program
 
 _SLICE, _UPDATE = "dynamic_slice", "dynamic_update_slice"
@@ -38,15 +38,16 @@ def row_accesses(
     Only loops that read rows write them: stacks of others, as of gradients, are of other layouts.
     """
     accesses = np.zeros(len(use_op))
-    if not relayout_bytes:
+    loops = loops_of(program) if relayout_bytes else []
+    slices = {*_sliced(program)} if loops else set[int]()
+    if not slices:
         return accesses
-    slices, loops = {*_sliced(program)}, loops_of(program)
 
     def loop(op: int) -> LoopOps | None:
         return next((loop for loop in loops if loop.begin < op < loop.end), None)
 
     by_rows = {loop(op) for op in slices}
-    updates = {op for op in (_updated(program) if slices else ()) if loop(op) in by_rows}
+    updates = {op for op in _updated(program) if loop(op) in by_rows}
     rows = [
         use for use, (op, index) in enumerate(zip(use_op.tolist(), use_index.tolist(), strict=True))
         if (op in slices and index == 0) or (op in updates and index == 1)
@@ -74,9 +75,7 @@ def _sliced(program: Program) -> Iterator[int]:
 def _updated(program: Program) -> Iterator[int]:
     """Updates of one step of a stack that is transposed after its loop."""
     ends = {
-        program.ops[end].results[0]: program.ops[end].operands[0]
-        for end, begin in program.ties
-        if (program.kinds[end], program.kinds[begin]) == ("yield", "carry")
+        program.ops[end].results[0]: program.ops[end].operands[0] for end, _ in loop_ties(program)
     }
     for number in range(len(program.ops)):
         if program.kinds[number] == "transpose" and _to_rows(program, number):

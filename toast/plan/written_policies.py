@@ -18,11 +18,12 @@ from toast.analysis.rules import SignatureRule, solve_signatures
 from toast.cost import Choices, CostModel, Residuals
 from toast.cost.policy_programs import PolicyProgram, PolicyPrograms
 from toast.cost.prices import Prices
+from toast.distinct import distinct_rows
 from toast.plan.starting_plan import follow
 from toast.program import Program, Signature
 from toast.program.program import Builder
 from toast.space import NONE, Space, States
-from toast.space.classes import Classes
+from toast.space.classes import numbered
 
 
 class PolicyPrices:
@@ -63,23 +64,9 @@ class PolicyPrices:
             other.__dict__.pop(name, None)  # they are those of the survey
         other.analysis = dataclasses.replace(analysis, program=program, rules=rules, names=names)
         follow(op_state, known.copy(), other)
-        key = np.column_stack([names.signature, of_op, op_state])
-        _, first, of_op = np.unique(key, axis=0, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        rank = np.empty_like(order)
-        rank[order] = np.arange(len(order))
-        of_op, first = rank[of_op.reshape(-1)], first[order]
-        repeats = np.array(program.repeats, dtype=np.float64)
-        width = max(1, int(np.diff(names.first_name).max(initial=1)))
-        divisor = np.ones((len(first), width), dtype=np.int64)
-        for k, op in enumerate(first.tolist()):
-            mine = slice(names.first_name[op], names.first_name[op + 1])
-            divisor[k, : mine.stop - mine.start] = np.where(
-                names.shardable[mine], names.divisor[mine], 1
-            )
-        count = np.bincount(of_op, weights=repeats).astype(np.int64)
-        other.classes = Classes(of_op, first, count, divisor, np.arange(len(first)))
-        return other, op_state[first]
+        label = distinct_rows(np.column_stack([names.signature, of_op, op_state])).label
+        other.classes = numbered(label, names, program.repeats, label)
+        return other, op_state[other.classes.representative]
 
     def _rules_of(self, program: Program) -> tuple[SignatureRule, ...]:
         """The rules of all signatures; those of the survey are known."""

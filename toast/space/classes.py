@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,26 +77,38 @@ def classes_of(
     :param apart: ``[ops, axes]``; ops with different rows have different classes.
     """
     names = analysis.names
-    widest = max(1, int(np.diff(names.first_name).max(initial=1)))
-    rows = np.full((len(names.signature), widest), -1, dtype=np.int64)
-    factor = np.arange(names.count) - names.first_name[names.name_op]
-    rows[names.name_op, factor] = behaviour
-    divisor = np.ones_like(rows)
-    divisor[names.name_op, factor] = np.where(names.shardable, names.divisor, 1)
+    rows = _by_factor(names, behaviour, -1)
     alike = np.concatenate([names.signature[:, None], rows, holding], axis=1)
     family = distinct_rows(alike).label
     of_op = _apart(names, family) if collapse else np.arange(len(rows))
     if apart is not None:
         of_op = distinct_rows(np.concatenate([of_op[:, None], apart], axis=1)).label
+    return numbered(of_op, names, analysis.program.repeats, family)
+
+
+def numbered(of_op: Ints, names: Names, repeats: Sequence[int], family: Ints) -> Classes:
+    """Classes in program order, so that states have that order too.
+
+    :param of_op: ``[ops]`` equal numbers for the ops of a class.
+    :param repeats: ``[ops]`` how often each runs.
+    :param family: ``[ops]`` the family of each.
+    """
     _, first, of_op = np.unique(of_op, return_index=True, return_inverse=True)
-    repeats = np.array(analysis.program.repeats, dtype=np.float64)
-    count = np.bincount(of_op, weights=repeats).astype(np.int64)
-    # Number the classes in program order, so that states have that order too.
+    count = np.bincount(of_op, weights=np.array(repeats, dtype=np.float64)).astype(np.int64)
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     first = first[order]
+    divisor = _by_factor(names, np.where(names.shardable, names.divisor, 1), 1)
     return Classes(rank[of_op], first, count[order], divisor[first], family[first])
+
+
+def _by_factor(names: Names, of_name: Ints, other: int) -> Ints:
+    """``[ops, F]`` a number of each name of an op, ``other`` beyond its names."""
+    widest = max(1, int(np.diff(names.first_name).max(initial=1)))
+    rows = np.full((len(names.signature), widest), other, dtype=np.int64)
+    rows[names.name_op, np.arange(names.count) - names.first_name[names.name_op]] = of_name
+    return rows
 
 
 def _apart(names: Names, of_op: Ints) -> Ints:
