@@ -86,6 +86,8 @@ def ops(program: Program) -> collections.Counter[tuple[str, str, int, str]]:
 def test_the_program_of_a_policy_is_that_which_jax_traces(
     step: Any, surveyed: Program, policy: str
 ) -> None:
+    if jax.__version_info__ < (0, 11) and step is scanned and policy == "named":
+        pytest.xfail("paths of JAX 0.10 do not tell that it lowers silu once in a scan")
     found = written(surveyed, policy).program
     assert not unsound(found)
     assert ops(found) == ops(traced(step, policy))

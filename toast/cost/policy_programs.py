@@ -34,7 +34,7 @@ from toast.program import (
     TensorType,
     Value,
 )
-from toast.space import BOUNDARY
+from toast.space import BOUNDARY, PRODUCTS
 
 _BARRIER = "optimization_barrier"
 
@@ -128,6 +128,8 @@ class _Writer:
         self._ties: list[tuple[int, int]] = []
         #: Slices of stacks, by the value that is stacked and the loop that needs it.
         self._slices: dict[tuple[int, LoopOps], int] = {}
+        #: Whether paths of ops tell which functions are lowered once, by loop.
+        self._tells: dict[LoopOps, bool] = {}
 
     def written(self) -> PolicyProgram:
         """The program."""
@@ -155,16 +157,32 @@ class _Writer:
         """Keeps a value of the forward pass for the backward pass."""
         kept, later = before, self._forward_uses(before, after)
         bits = _FLOATS.get(self._types[before].dtype)
-        # JAX does not round inside of functions that it lowers once, such as ``silu``.
-        places = [self.place[before], *(op for op, _ in later)]
-        outside = any(self.program.location(op).path.startswith("jit(") for op in places)
-        if bits and outside:
+        if bits and self._is_rounded([self.place[before], *(op for op, _ in later)]):
             attributes = (("exponent_bits", bits[0]), ("mantissa_bits", bits[1]))
             kept = self._add_after(
                 self.place[before], "reduce_precision", (before,), self._types[before], attributes
             )
             self._redirect(later, before, kept)
         self._redirect(self._named(after), after, self._passed(kept, after))
+
+    def _is_rounded(self, ops: Sequence[int]) -> bool:
+        """Whether JAX rounds a value that is kept, which ``ops`` define and use.
+
+        It does not inside of functions that it lowers once, such as ``silu``: their ops have paths
+        that do not begin with the program.  JAX 0.10 lowers the bodies of scans so, too; their
+        paths tell nothing.
+        """
+        loop = self._around.innermost(ops[0])
+        if loop is not None and loop not in self._tells:
+            self._tells[loop] = any(
+                self.program.kinds[op] in PRODUCTS and self._is_of_program(op)
+                for op in range(loop.begin, loop.end)
+            )
+        tells = loop is None or self._tells[loop]
+        return not tells or any(map(self._is_of_program, ops))
+
+    def _is_of_program(self, op: int) -> bool:
+        return self.program.location(op).path.startswith("jit(")
 
     def _offload(self, before: int, after: int) -> None:
         """Moves a value of the forward pass to the host, and back for the backward pass."""
