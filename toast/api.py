@@ -74,6 +74,7 @@ from toast.search import (
     with_best_policies,
 )
 from toast.space import Constraints, Resolving, Space, region_notes
+from toast.threads import blas_in_one_thread
 from toast.uneven import PaddedProgram, padded_program, padded_sizes
 from toast.units import listed, size_text, time_text
 
@@ -378,7 +379,8 @@ def plan(
                 microbatches=microbatches or own_count, **keywords,
             )  # fmt: skip
 
-        return joint_plan(planned, progress, may_cut_batch=microbatches is None)
+        with blas_in_one_thread():
+            return joint_plan(planned, progress, may_cut_batch=microbatches is None)
     if isinstance(target, Analysis):
         _check_unused(
             target, arguments, keywords, donate=donate, rules=rules, platform=platform,
@@ -429,7 +431,8 @@ def plan(
         "progress": progress, "executor": executor,
     }  # fmt: skip
     tried: tuple[MeshResult, ...] = ()
-    with noted_interrupts(), older_objects_stay():  # until the plan is complete
+    # Until the plan is complete:
+    with noted_interrupts(), older_objects_stay(), blas_in_one_thread():
         begin = time.perf_counter()
         if devices is None:
             if progress:

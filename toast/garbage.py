@@ -11,8 +11,9 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-#: New objects after which the collector looks at them.
-_MANY = 50_000
+#: New objects after which the collector looks at them, and how many such looks precede one at
+#: those that it has seen, and at all of them.
+_MANY, _OFTEN, _SELDOM = 200_000, 10, 100
 
 
 @contextlib.contextmanager
@@ -28,7 +29,7 @@ def older_objects_stay() -> Iterator[None]:
     before = gc.get_threshold()
     gc.freeze()
     if 0 < before[0] < _MANY:
-        gc.set_threshold(_MANY, *before[1:])
+        gc.set_threshold(_MANY, _OFTEN, _SELDOM)
     try:
         yield
     finally:

@@ -37,7 +37,8 @@ def machine() -> Hardware:
     links = dataclasses.replace(real.interconnect, bandwidth_bytes_per_s=1e15, latency_s=1e-12)
     return dataclasses.replace(
         real, interconnect=links, memory_bytes_per_s=50 * real.memory_bytes_per_s,
-        kernel_latency_s=0.0, transcendentals_per_s=math.inf,
+        kernel_latency_s=0.0, transcendentals_per_s=math.inf, vector_elements_per_s=math.inf,
+        vector_products_per_s=math.inf, transposed_elements_per_s=math.inf,
     )  # fmt: skip
 
 

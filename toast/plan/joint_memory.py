@@ -10,6 +10,7 @@ so that prices are those of the program that runs.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -203,8 +204,8 @@ class _JointSearch:
 
         They are traced if they are expected to be better than the best plan so far.
         """
-        assert self.surveyed is not None
-        policies = SurveyPolicies(self.surveyed)
+        assert self._policies is not None
+        policies = self._policies
 
         def choose(limit: float) -> SurveyedChoice | None:
             choice = policies.by_layers(limit)
@@ -254,18 +255,18 @@ class _JointSearch:
             best = min(self.plans.values(), key=_rank, default=None)
             if best is None:
                 return
-            longer = self._longer(best)
-            likely = {
-                name: choice
-                for name, choice in policies.presets().items()
+            # Steps that are longer, by what is expected of their policies, are not of use.
+            most = best.after.step_seconds * (1.0 + _LONGER) / self._longer(best)
+            most = most if best.fits else math.inf
+            others = [
+                choice
+                for choice in policies.presets().values()
                 if str(choice.policy) not in self._expected
-            }
-            choice = policies.shortest(likely.values())
-            if choice is None:
+            ]
+            choice = policies.shortest(others, most)
+            if choice is None or choice.step_seconds > most:
                 return
-            name, seconds = choice.policy.preset, choice.step_seconds
-            if best.fits and seconds * longer > best.after.step_seconds * (1.0 + _LONGER):
-                return
+            name = choice.policy.preset
             # A search of its own may find other shardings than that of the survey.
             self._plan(name, choice, anew=True)
 
@@ -288,8 +289,8 @@ class _JointSearch:
                 continue
             again = self._attempt(survey(), "survey", plan)
             if again is not None:
-                self.surveyed = again
-                choice = SurveyPolicies(again).best()
+                self.surveyed, self._policies = again, SurveyPolicies(again)
+                choice = self._policies.best()
                 self._plan(choice.policy, choice)
 
     def _plan(

@@ -165,16 +165,20 @@ class SurveyPolicies:
         """The presets that the program may have, by name, with quick estimates of prices."""
         return {name: self._estimated(policy) for name, policy in self._presets.items()}
 
-    def shortest(self, choices: Iterable[SurveyedChoice]) -> SurveyedChoice | None:
+    def shortest(
+        self, choices: Iterable[SurveyedChoice], most: float = math.inf
+    ) -> SurveyedChoice | None:
         """The choice with the shortest step of those that fit, by the price of its program.
 
-        Quick estimates say whose programs are written.
+        Quick estimates say whose programs are written: only those whose steps may take ``most``
+        seconds.
         """
         unsure, more = (0.0, 0.0) if self._is_large else (_UNSURE_TIME, _UNSURE_MEMORY)
         likely = [c for c in choices if c.needed_bytes <= self.limit * (1.0 + more)]
         best: SurveyedChoice | None = None
         for choice in sorted(likely, key=lambda each: each.step_seconds):
-            if best and choice.step_seconds > best.step_seconds * (1.0 + unsure):
+            longest = min(most, best.step_seconds) if best else most
+            if choice.step_seconds > longest * (1.0 + unsure):
                 break
             found = self.written(choice)
             if found.fits and (best is None or found.step_seconds < best.step_seconds):

@@ -25,6 +25,7 @@ from toast.search.search import Search
 from toast.search.settings import Settings
 from toast.search.stage import Stage
 from toast.space import Action, States
+from toast.threads import blas_in_one_thread
 
 
 class Task(NamedTuple):
@@ -134,6 +135,7 @@ def main(idle_seconds: float | None = None) -> None:
     results = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     inbox = _Inbox(sys.stdin.buffer)
+    blas_in_one_thread()  # to the end of the process
     model: CostModel | None = None
     while True:
         try:
