@@ -49,7 +49,7 @@ from toast.cost import CostModel
 from toast.errors import ToastError
 from toast.evaluation.baselines import manual_states
 from toast.evaluation.oracle import Communication, Verdict, judge
-from toast.hardware import Hardware, Mesh, load
+from toast.hardware import Mesh, load
 from toast.plan.prediction import Collective, Prediction
 from toast.plan.shard import lowered_state, shardings_of
 from toast.search import Settings, find
@@ -193,15 +193,6 @@ def unpacked(text: str, like: States) -> States:
     return np.frombuffer(data, dtype=like.dtype).reshape(like.shape)
 
 
-def linked(hardware: Hardware) -> Hardware:
-    """The hardware as XLA's scheduler sees it: the ends of all dimensions of a torus are linked.
-
-    Small slices of the real one lack these links, so that collectives take up to twice as long.
-    """
-    closed = dataclasses.replace(hardware.interconnect, wraparound_from=1)
-    return dataclasses.replace(hardware, interconnect=closed)
-
-
 def row_of(
     stranger: grammar.Stranger, plan: str, found: bool, limit: float, predicted: Prediction,
     linked_seconds: float, verdict: Verdict | None, error: str, state: str,
@@ -266,7 +257,7 @@ def plans_of(
 def models_of(
     stranger: grammar.Stranger, lowering: Lowering, **memory: Any
 ) -> tuple[CostModel, CostModel]:
-    """The cost model of a program, and that for XLA's scheduler (:func:`linked`).
+    """The cost model of a program, and that for XLA's scheduler (``as_compiled_for``).
 
     ``memory`` are ``remat`` and ``microbatches`` of :func:`toast.analyze`.
     """
@@ -275,7 +266,7 @@ def models_of(
         stranger.model, platform=hardware.platform, lowering=lowering, **memory
     )
     space = Space(analysis, Mesh.parse(stranger.mesh))
-    return CostModel(space, hardware), CostModel(space, linked(hardware))
+    return CostModel(space, hardware), CostModel(space, hardware.as_compiled_for)
 
 
 def rows_of(

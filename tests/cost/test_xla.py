@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -90,14 +91,17 @@ def embedding_gradient(tokens: jax.Array, g: jax.Array, table: jax.Array) -> jax
     return jax.grad(lambda t: jnp.sum(t[tokens] * g))(table)
 
 
-def sharded_table(devices: int) -> tuple[CostModel, States]:
-    """Tokens and the table's width on one axis."""
+def sharded_table(devices: int, *axes: str) -> tuple[CostModel, States]:
+    """Tokens and the table's width on one axis; tokens on further ``axes`` of two devices, too."""
     analysis = toast.analyze(
         embedding_gradient, jax.ShapeDtypeStruct((512,), jnp.int32), half(512, 64), half(1024, 64)
     )
-    model = model_of(analysis, f"d={devices}", min_dimensions=0)
+    mesh = ",".join([f"d={devices}", *(f"{axis}=2" for axis in axes)])
+    model = model_of(analysis, mesh, min_dimensions=0)
     space = model.space
     state = space.apply(space.initial, action(space, "tokens", 0, "d"))
+    for axis in axes:
+        state = space.apply(state, action(space, "tokens", 0, axis))
     return model, space.apply(state, action(space, "g", 1, "d"))
 
 
@@ -116,6 +120,58 @@ def test_scatters_over_many_devices_are_summed_whole(devices: int) -> None:
     found = counts(model, state)
     assert found.get("reduce_scatter", 0) == (devices <= 8)
     assert found.get("all_reduce", 0) >= (devices > 8)
+
+
+def test_a_scatter_is_summed_over_all_axes_at_once() -> None:
+    """If its sum is scattered along some of them."""
+    model, state = sharded_table(4, "m")
+    assert moves(model, state)["reduce_scatter"] == 1
+    assert "reduce_scatter" not in counts(model, state)
+    moved = model.price(state[None]).collective_bytes[0]
+    assert moved[COLLECTIVES.index("all_reduce")] == 1024 * 64 * 2  # the whole table, once
+
+
+@pytest.mark.parametrize(("columns", "whole"), [(4096, False), (64, True)])
+@pytest.mark.parametrize("closed", [1, 16])
+def test_short_products_are_summed_whole(columns: int, whole: bool, closed: int) -> None:
+    """By XLA's estimate, for which it does not matter whether the ends of a torus are linked."""
+    rows = 1 << 13
+    analysis = toast.analyze(lambda x, g: x.T @ g, half(rows, 2048), half(rows, columns))
+    space = model_of(analysis, "d=16", min_dimensions=0).space
+    real = load("tpu-v5e")
+    links = dataclasses.replace(real.interconnect, wraparound_from=closed)
+    model = CostModel(space, dataclasses.replace(real, interconnect=links))
+    state = space.apply(space.initial, action(space, "x", 0, "d"))
+    kinds = [space.analysis.program.kind(int(op)) for op in space.classes.representative]
+    state[kinds.index("return"), 0] = 0
+    assert model.layout(state[None]).whole.any() == whole
+
+
+@pytest.mark.parametrize(
+    ("read", "size"),
+    [
+        (lambda rows: rows.astype(jnp.bfloat16), 2),
+        (lambda rows: rows.astype(jnp.bfloat16).astype(jnp.float32), 2),
+        (lambda rows: (rows, rows.astype(jnp.bfloat16)), 4),
+        (lambda rows: rows * 2, 4),
+    ],
+)
+def test_tables_are_rounded_before_they_are_gathered(read: Callable[..., Any], size: int) -> None:
+    """If all that is read of them is rounded."""
+    tokens = jax.ShapeDtypeStruct((512,), jnp.int32)
+    analysis = toast.analyze(lambda t, tokens: read(t[tokens]), f32(1024, 64), tokens)
+    model = model_of(analysis, "d=4", min_dimensions=0)
+    space = model.space
+    state = space.apply(space.initial, action(space, "tokens", 0, "d"))
+    kinds = [space.analysis.program.kind(int(op)) for op in space.classes.representative]
+    (table,) = (
+        n for n, op in enumerate(space.classes.representative.tolist())
+        if op == space.analysis.program.values[space.analysis.program.argument_values[0]].op
+    )  # fmt: skip
+    assert kinds[table] == "argument"
+    state[table, 0] = 0
+    moved = model.price(state[None]).collective_bytes[0]
+    assert moved[COLLECTIVES.index("all_gather")] == 1024 * 64 * size
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
 from toast.cost.product_layouts import GROUPED, ProductLayouts
 from toast.cost.product_reads import read_by_products, read_shares, repeated
-from toast.cost.rounding import rounded_stacks, stored_rounded
+from toast.cost.rounding import lookups_rounded, rounded_stacks, stored_rounded
 from toast.cost.step_rows import row_accesses
 from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
@@ -1020,6 +1020,10 @@ def _rounded(
     for use, (op, value) in enumerate(zip(use_op.tolist(), use_of.tolist(), strict=True)):
         if kinds[op] in rounded and program.values[value].type.dtype == "f32":
             share[grouped.of_use[use]] = rounded[kinds[op]]
+    tables = lookups_rounded(program)
+    for use, (op, value) in enumerate(zip(use_op.tolist(), use_of.tolist(), strict=True)):
+        if op in tables and value == program.ops[op].operands[0]:
+            share[grouped.of_use[use]] = tables[op]
     return share
 
 

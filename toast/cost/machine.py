@@ -32,6 +32,9 @@ class Machine:
 
     hardware: Hardware
     collectives: Collectives
+    #: The same by XLA's estimates, by which it decides how to compute sums
+    #: (:attr:`toast.hardware.Hardware.as_compiled_for`).
+    estimated: Collectives
     axis_sizes: Floats  # [A] devices along each axis
     background: frozenset[str]  # collectives beside which products run
 

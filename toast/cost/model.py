@@ -120,13 +120,17 @@ class CostModel:
         default = LOCAL_TERMS if local else DEFAULT_TERMS
         self.terms = tuple(default if terms is None else terms)
         check(self.terms)
-        collectives = Collectives(hardware, space.mesh)
+        collectives, estimated = (
+            Collectives(each, space.mesh) for each in (hardware, hardware.as_compiled_for)
+        )
         background = {
             "none": (), "partial": hardware.background, "asynchronous": ASYNCHRONOUS,
             "full": COLLECTIVES,
         }[overlap]  # fmt: skip
         sizes = space.axis_sizes.astype(np.float64)
-        self.machine = Machine(hardware, collectives, sizes, frozenset(background))
+        self.machine = Machine(
+            hardware, collectives, estimated, sizes, frozenset(background)
+        )  # fmt: skip
         #: Without overlap, loops have no use; with all of it, gathers take no time either.
         self.loops = local and overlap not in ("none", "full")
         alike = (

@@ -6,13 +6,14 @@ is rounded by the kernel that computes it, and takes half of the memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from toast.cost.entities import Bools, Ints
 from toast.cost.liveness import BARRIERS, MATRIX_PRODUCTS, ROOTS, Liveness, loops_of
-from toast.program import Program
+from toast.program import Program, element_bytes
 from toast.space import PRODUCTS
 
 #: Ops that change no element.
@@ -109,3 +110,35 @@ def _rounded(program: Program, uses: Mapping[int, Sequence[int]], number: int) -
         if not rounded:
             return False
     return len(users) > 0
+
+
+def lookups_rounded(program: Program) -> dict[int, float]:
+    """By ``gather`` op: bytes of a table's element over those before, if it is rounded first.
+
+    XLA rounds the shards of a table, and gathers these, if all that is read of the table is
+    rounded at once.
+    """
+    users: list[list[int]] = [[] for _ in program.values]
+    for number, op in enumerate(program.ops):
+        for value in op.operands:
+            users[value].append(number)
+
+    def bytes_of(value: int) -> float:
+        """The bytes of an element when all users of a value have rounded it."""
+        sizes = [
+            bytes_of(op.results[0]) if kind in _MOVING
+            else element_bytes(program.values[op.results[0]].type.dtype) if kind == "convert"
+            else math.inf
+            for op, kind in ((program.ops[user], program.kinds[user]) for user in users[value])
+        ]  # fmt: skip
+        return max(sizes, default=math.inf)
+
+    shares = {}
+    for number, op in enumerate(program.ops):
+        if program.kinds[number] == "gather":
+            share = bytes_of(op.results[0]) / element_bytes(
+                program.values[op.operands[0]].type.dtype
+            )
+            if share < 1.0:
+                shares[number] = share
+    return shares

@@ -207,6 +207,17 @@ class Hardware:
         rate = min(self.vector_elements_per_s, self.transposed_elements_per_s)
         return self.memory_bytes_per_s / rate
 
+    @property
+    def as_compiled_for(self) -> Hardware:
+        """The hardware as XLA's compiler sees it: the ends of all dimensions of a torus are linked.
+
+        Small slices of the real one lack these links, so that collectives take up to twice as long.
+        """
+        if self.interconnect.topology != "torus":
+            return self
+        closed = dataclasses.replace(self.interconnect, wraparound_from=1)
+        return dataclasses.replace(self, interconnect=closed)
+
     def peak(self, dtype: str) -> float:
         """Achievable FLOP/s of products with element type ``dtype``, such as ``bf16``.
 

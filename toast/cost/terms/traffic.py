@@ -28,6 +28,8 @@ class Sums(Term):
     """
 
     name, scope, label = "sums", Entity.VALUE_CLASS, "sum"
+    #: Whether XLA's partitioner decides how values are summed, rather than the program.
+    by_partitioner = True
 
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
         size, times = layout.value_bytes, layout.tables.values.count.astype(np.float64)
@@ -52,10 +54,12 @@ class Sums(Term):
                     self, layout, SCATTER, scattered, parts, size, looped, joint, in_loops=True
                 )
             if layout.whole.any():
-                often = times * layout.whole
+                often, once = times * layout.whole, layout.summed_at_once & self.by_partitioner
+                axes = np.where(once, layout.partial, scattered)
                 yield Traffic(
-                    self, layout, REDUCE, scattered, parts, parts, often, joint, stated=SCATTER
+                    self, layout, REDUCE, axes, parts, parts, often, joint, stated=SCATTER
                 )
+                reduced = ~once * reduced
         if reduced.any():
             joint = _joint(layout, reduced, False)
             times = layout.tables.values.sums.astype(np.float64)
@@ -76,6 +80,8 @@ class ExplicitSums(Sums):
 
     XLA for TPUs makes an all-reduce of a reduce-scatter over more than a few devices.
     """
+
+    by_partitioner = False
 
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
         for traffic in super().traffic(layout):
