@@ -462,8 +462,13 @@ class CostModel:
         edges are not counted: the partitioner adds them to ops.  Nor are the collectives that the
         program states itself.
         """
-        moved = self.traffic(self.exact_layout(state))
+        moved = self._stated(self.exact_layout(state))
         return self._counted(each for each in moved if each.term.label not in _NOT_RESHARDS)
+
+    def _stated(self, layout: Layout) -> Iterator[Traffic]:
+        """The collectives of the program."""
+        for term in self.terms:
+            yield from term.stated(layout)
 
     def _counted(self, moved: Iterable[Traffic]) -> Counter[tuple[str, tuple[str, ...], float]]:
         number: Counter[tuple[str, tuple[str, ...], float]] = Counter()
@@ -499,7 +504,7 @@ class CostModel:
         remade = self.tables.values.remade[self.tables.uses.value]
         return self._counted(
             dataclasses.replace(traffic, times=traffic.times * remade)
-            for traffic in self.traffic(self.exact_layout(state))
+            for traffic in self._stated(self.exact_layout(state))
             if isinstance(traffic.term, Reshards | UsePlaces)
         )
 
@@ -517,7 +522,7 @@ class CostModel:
             return Counter()
         return self._counted(
             dataclasses.replace(traffic, times=np.minimum(left_out, traffic.times))
-            for traffic in self.traffic(self.exact_layout(state))
+            for traffic in self._stated(self.exact_layout(state))
             if traffic.term.name in _OF_SUMS
         )
 

@@ -19,13 +19,14 @@ import sys
 import threading
 from typing import IO, Any, NamedTuple
 
+from threadpoolctl import threadpool_limits
+
 from toast.cost import CostModel
 from toast.search.proposals import Proposals
 from toast.search.search import Search
 from toast.search.settings import Settings
 from toast.search.stage import Stage
 from toast.space import Action, States
-from toast.threads import blas_in_one_thread
 
 
 class Task(NamedTuple):
@@ -135,7 +136,7 @@ def main(idle_seconds: float | None = None) -> None:
     results = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     inbox = _Inbox(sys.stdin.buffer)
-    blas_in_one_thread()  # to the end of the process
+    threadpool_limits(limits=1, user_api="blas")  # to the end of the process
     model: CostModel | None = None
     while True:
         try:

@@ -56,6 +56,10 @@ class Term:
         """Collectives, of value classes or use classes."""
         return ()
 
+    def stated(self, layout: Layout) -> Iterable[Traffic]:
+        """The collectives of the program, before XLA merges, moves or replaces them."""
+        return self.traffic(layout)
+
     def most_spared(self, traffic: Traffic) -> Floats | float:
         """``traffic.spared``, or an upper bound if it depends on more than the neighbourhood."""
         return traffic.spared

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from toast.cost.axis_sets import ALL_TO_ALL, GATHER, PERMUTE, REDUCE, SCATTER, Axes, axes_of
-from toast.cost.entities import Dims, Entity, Floats, Ints
+from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
 from toast.cost.layout import UNROLLED, Layout, changes_places
 from toast.cost.reshard_routes import Routes
 from toast.cost.terms.term import OrderedTerm, Term, Traffic
@@ -28,10 +28,19 @@ class Sums(Term):
     """
 
     name, scope, label = "sums", Entity.VALUE_CLASS, "sum"
-    #: Whether XLA's partitioner decides how values are summed, rather than the program.
-    by_partitioner = True
 
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        return self._traffic(layout, layout.summed_at_once, layout.tables.values.sums)
+
+    def stated(self, layout: Layout) -> Iterator[Traffic]:
+        values = layout.tables.values
+        return self._traffic(layout, np.zeros(layout.partial.shape, dtype=bool), values.count)
+
+    def _traffic(self, layout: Layout, once: Bools, sums: Ints | Floats) -> Iterator[Traffic]:
+        """The sums, those of ``once`` (``[S, C]``) over all axes at once.
+
+        ``sums`` (``[C]``) says how often others than reduce-scatters run.
+        """
         size, times = layout.value_bytes, layout.tables.values.count.astype(np.float64)
         scattered, reduced = layout.scattered, layout.partial & ~layout.settled_axes
         if layout.looped_sums.some:
@@ -54,7 +63,7 @@ class Sums(Term):
                     self, layout, SCATTER, scattered, parts, size, looped, joint, in_loops=True
                 )
             if layout.whole.any():
-                often, once = times * layout.whole, layout.summed_at_once & self.by_partitioner
+                often = times * layout.whole
                 axes = np.where(once, layout.partial, scattered)
                 yield Traffic(
                     self, layout, REDUCE, axes, parts, parts, often, joint, stated=SCATTER
@@ -62,7 +71,7 @@ class Sums(Term):
                 reduced = ~once * reduced
         if reduced.any():
             joint = _joint(layout, reduced, False)
-            times = layout.tables.values.sums.astype(np.float64)
+            times = np.asarray(sums, dtype=np.float64)
             yield Traffic(self, layout, REDUCE, reduced, size, size, times, joint)
 
     def most_spared(self, traffic: Traffic) -> Floats:
@@ -81,10 +90,8 @@ class ExplicitSums(Sums):
     XLA for TPUs makes an all-reduce of a reduce-scatter over more than a few devices.
     """
 
-    by_partitioner = False
-
-    def traffic(self, layout: Layout) -> Iterator[Traffic]:
-        for traffic in super().traffic(layout):
+    def _traffic(self, layout: Layout, once: Bools, sums: Ints | Floats) -> Iterator[Traffic]:
+        for traffic in super()._traffic(layout, np.zeros_like(once), sums):
             if traffic.stated is not None or traffic.in_loops:
                 continue
             if traffic.kind == SCATTER:
