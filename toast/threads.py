@@ -35,5 +35,5 @@ def blas_in_one_thread() -> Iterator[None]:
         with _lock:
             _blocks -= 1
             if not _blocks and _limits is not None:
-                _limits.unregister()
+                _limits.restore_original_limits()
                 _limits = None

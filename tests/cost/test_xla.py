@@ -148,29 +148,30 @@ def test_short_products_are_summed_whole(columns: int, whole: bool, closed: int)
     assert model.layout(state[None]).whole.any() == whole
 
 
+def rounded(rows: jax.Array) -> jax.Array:
+    return rows.astype(jnp.bfloat16)
+
+
 @pytest.mark.parametrize(
     ("read", "size"),
     [
-        (lambda rows: rows.astype(jnp.bfloat16), 2),
-        (lambda rows: rows.astype(jnp.bfloat16).astype(jnp.float32), 2),
-        (lambda rows: (rows, rows.astype(jnp.bfloat16)), 4),
-        (lambda rows: rows * 2, 4),
+        (lambda table, tokens: rounded(table[tokens]), 2),
+        (lambda table, tokens: rounded(table[tokens]).astype(jnp.float32), 2),
+        (lambda table, tokens: rounded(table[tokens].reshape(256, 128)), 2),
+        (lambda table, tokens: (table[tokens], rounded(table[tokens])), 4),
+        (lambda table, tokens: table[tokens] * 2, 4),
+        (lambda table, tokens: (rounded(table[tokens]), table[tokens + 1] * 2), 4),
+        (lambda table, tokens: (table[tokens + 1] * 2, rounded(table[tokens])), 4),
     ],
 )
 def test_tables_are_rounded_before_they_are_gathered(read: Callable[..., Any], size: int) -> None:
-    """If all that is read of them is rounded."""
+    """If all that is looked up in them is rounded."""
     tokens = jax.ShapeDtypeStruct((512,), jnp.int32)
-    analysis = toast.analyze(lambda t, tokens: read(t[tokens]), f32(1024, 64), tokens)
+    analysis = toast.analyze(read, f32(1024, 64), tokens)
     model = model_of(analysis, "d=4", min_dimensions=0)
-    space = model.space
+    space, program = model.space, analysis.program
     state = space.apply(space.initial, action(space, "tokens", 0, "d"))
-    kinds = [space.analysis.program.kind(int(op)) for op in space.classes.representative]
-    (table,) = (
-        n for n, op in enumerate(space.classes.representative.tolist())
-        if op == space.analysis.program.values[space.analysis.program.argument_values[0]].op
-    )  # fmt: skip
-    assert kinds[table] == "argument"
-    state[table, 0] = 0
+    state[space.classes.of_op[program.makers[program.argument_values[0]]], 0] = 0
     moved = model.price(state[None]).collective_bytes[0]
     assert moved[COLLECTIVES.index("all_gather")] == 1024 * 64 * size
 

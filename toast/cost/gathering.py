@@ -1022,8 +1022,8 @@ def _rounded(
             share[grouped.of_use[use]] = rounded[kinds[op]]
     tables = lookups_rounded(program)
     for use, (op, value) in enumerate(zip(use_op.tolist(), use_of.tolist(), strict=True)):
-        if op in tables and value == program.ops[op].operands[0]:
-            share[grouped.of_use[use]] = tables[op]
+        if value in tables and kinds[op] == "gather":
+            share[grouped.of_use[use]] = tables[value]
     return share
 
 

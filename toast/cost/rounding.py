@@ -113,10 +113,10 @@ def _rounded(program: Program, uses: Mapping[int, Sequence[int]], number: int) -
 
 
 def lookups_rounded(program: Program) -> dict[int, float]:
-    """By ``gather`` op: bytes of a table's element over those before, if it is rounded first.
+    """By table of ``gather`` ops: bytes of its element over those before, if it is rounded first.
 
-    XLA rounds the shards of a table, and gathers these, if all that is read of the table is
-    rounded at once.
+    XLA rounds the shards of a table, and gathers these, if all that is looked up in it is rounded
+    at once.
     """
     users: list[list[int]] = [[] for _ in program.values]
     for number, op in enumerate(program.ops):
@@ -133,12 +133,10 @@ def lookups_rounded(program: Program) -> dict[int, float]:
         ]  # fmt: skip
         return max(sizes, default=math.inf)
 
-    shares = {}
+    shares: dict[int, float] = {}
     for number, op in enumerate(program.ops):
         if program.kinds[number] == "gather":
-            share = bytes_of(op.results[0]) / element_bytes(
-                program.values[op.operands[0]].type.dtype
-            )
-            if share < 1.0:
-                shares[number] = share
-    return shares
+            table = op.operands[0]
+            share = bytes_of(op.results[0]) / element_bytes(program.values[table].type.dtype)
+            shares[table] = max(share, shares.get(table, 0.0))
+    return {table: share for table, share in shares.items() if share < 1.0}

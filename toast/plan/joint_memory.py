@@ -190,7 +190,7 @@ class _JointSearch:
         if self._policies is not None:
             self._try_best(self._policies)
             self._try_presets(self._policies)
-            self._try_other_ways(self._policies)
+            self._try_other_ways()
             self._try_layers()
         if not self.fits:
             self._plan("full")
@@ -270,7 +270,7 @@ class _JointSearch:
             # A search of its own may find other shardings than that of the survey.
             self._plan(name, choice, anew=True)
 
-    def _try_other_ways(self, policies: SurveyPolicies) -> None:
+    def _try_other_ways(self) -> None:
         """Tries presets for other shardings than those of the survey.
 
         If one is better, a survey that begins with its shardings is searched as well.
@@ -278,13 +278,13 @@ class _JointSearch:
         assert self.surveyed is not None
         if len(self.surveyed.analysis.program.ops) > _FEW_OPS:
             return
-        presets = policies.presets()
         for name in _OTHER_WAYS:
+            assert self._policies is not None
             best = min(self.plans.values(), key=_rank, default=None)
-            choice = presets.get(name)
+            choice = self._policies.presets().get(name)
             if best is None or choice is None or str(choice.policy) in self.plans:
                 continue
-            plan = self._plan(name, policies.written(choice), anew=True)
+            plan = self._plan(name, self._policies.written(choice), anew=True)
             if plan is None or _rank(plan) >= _rank(best):
                 continue
             again = self._attempt(survey(), "survey", plan)
