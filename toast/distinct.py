@@ -24,7 +24,8 @@ def distinct_rows(rows: npt.NDArray[Any]) -> DistinctRows:
 
     numpy compares rows as records, one field after the other; here each column is sorted.
     """
-    order = np.lexsort(np.ascontiguousarray(rows.T)[::-1])
+    columns = np.ascontiguousarray(rows.T)[::-1]
+    order = np.lexsort(columns) if len(columns) else np.arange(len(rows))
     ordered = rows[order]
     begins = np.ones(len(rows), dtype=bool)
     begins[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)

@@ -16,6 +16,7 @@ imported at its first call.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import importlib
@@ -23,6 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+_Instance = TypeVar("_Instance")
 
 #: ``module:function`` of each method, by its qualified name.
 _PROVIDERS: dict[str, str] = {}
@@ -35,6 +37,15 @@ def provide(functions: Mapping[str, str]) -> None:
     ``{"Plan.why_not": "toast.explain.alternatives:why_not"}``.
     """
     _PROVIDERS.update(functions)
+
+
+def uncached_copy(instance: _Instance) -> _Instance:
+    """A shallow copy that computes its cached properties anew."""
+    other = copy.copy(instance)
+    for name in tuple(other.__dict__):
+        if isinstance(getattr(type(instance), name, None), functools.cached_property):
+            del other.__dict__[name]
+    return other
 
 
 def provider(method: str) -> Callable[..., Any]:

@@ -28,24 +28,58 @@ def gradient(weight: Any, steps: Any, *, also: bool = False) -> Any:
     return jax.lax.scan(body, jnp.zeros_like(weight), steps)
 
 
-def analyzed(also: bool) -> toast.Analysis:
+def analyzed_on_shapes(step: Any) -> toast.Analysis:
     shapes = [jax.ShapeDtypeStruct(size, "float32") for size in ((64, 64), (STEPS, 128, 64))]
-    return toast.analyze(
-        lambda weight, steps: gradient(weight, steps, also=also), *shapes, platform="tpu",
-        cache=False,
-    )  # fmt: skip
+    return toast.analyze(step, *shapes, platform="tpu", cache=False)
 
 
-@pytest.mark.parametrize("also", [False, True])
-def test_only_sums_that_a_loop_does_nothing_with_are_moved_behind_it(also: bool) -> None:
-    program = analyzed(also).program
-    runs = sum_runs(program)
-    moved = {
+def analyzed(also: bool) -> toast.Analysis:
+    return analyzed_on_shapes(lambda weight, steps: gradient(weight, steps, also=also))
+
+
+def moved(analysis: toast.Analysis) -> set[str]:
+    """The kinds of ops whose sums are moved behind a loop."""
+    program = analysis.program
+    runs = sum_runs(program, analysis.rules)
+    return {
         program.kinds[op]
         for op, run in zip(program.makers, runs, strict=True)
         if run != program.repeats[op]
     }
-    assert moved == (set() if also else {"dot_general"})
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_only_sums_that_a_loop_does_nothing_with_are_moved_behind_it(also: bool) -> None:
+    assert moved(analyzed(also)) == (set() if also else {"dot_general"})
+
+
+def accumulated(part: Any) -> set[str]:
+    """The kinds of ops whose sums are moved, in a loop that adds a part of each step to a total."""
+
+    def step(weight: Any, steps: Any) -> Any:
+        def body(total: Any, x: Any) -> tuple[Any, None]:
+            return total + part(x @ weight), None
+
+        total = jax.eval_shape(part, jax.ShapeDtypeStruct((128, 64), "float32"))
+        return jax.lax.scan(body, jnp.zeros(total.shape, total.dtype), steps)
+
+    return moved(analyzed_on_shapes(step))
+
+
+def test_parts_of_a_maximum_are_not_added() -> None:
+    assert accumulated(lambda x: x.max(axis=0)) == set()
+
+
+def test_sums_pass_no_conversion_to_integers() -> None:
+    assert accumulated(lambda x: x.sum(axis=0).astype("int32")) == set()
+
+
+def test_sums_of_barriers_pass_with_their_values() -> None:
+    def part(x: Any) -> Any:
+        total, _ = jax.lax.optimization_barrier((x.sum(axis=0), x.max(axis=0)))
+        return total
+
+    assert accumulated(part) <= {"reduce"}
 
 
 @pytest.mark.parametrize(("also", "times"), [(False, 1), (True, STEPS)])

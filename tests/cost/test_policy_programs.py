@@ -17,6 +17,7 @@ from toast.hardware import load
 from toast.ports import HardwarePlatform
 from toast.program import MemoryPolicy, Program, RunRange, survey
 from toast.program.soundness import unsound
+from toast.search import Settings
 
 
 def layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
@@ -26,6 +27,33 @@ def layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
 
 
 scanned, unrolled = scanned_step(layer), unrolled_step(layer)
+
+
+def rotary(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+    """Causal attention with rotary embeddings, whose tables and mask depend on constants alone."""
+    length, width = x.shape[1:]
+    angles = jnp.arange(length)[:, None] * 0.1 ** jnp.arange(width // 2)[None]
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+
+    def turned(y: jax.Array) -> jax.Array:
+        left, right = jnp.split(y, 2, axis=-1)
+        return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+
+    scores = jnp.einsum("bqd,bkd->bqk", turned(x @ w["q"]), turned(x @ w["k"]))
+    scores = jnp.where(jnp.tri(length, dtype=bool), scores, -jnp.inf)
+    x = x + jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), x @ w["v"])
+    return x + jax.nn.silu(x @ w["up"]) @ w["down"]
+
+
+def recurrent(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+    """A recurrence over the sequence: a scan inside of a block."""
+
+    def body(state: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        state = jnp.tanh(state @ w["q"] + row)
+        return state, state
+
+    rows = jax.lax.scan(body, jnp.zeros_like(x[:, 0]), (x @ w["k"]).swapaxes(0, 1))[1]
+    return x + rows.swapaxes(0, 1) @ w["v"]
 
 
 def traced(step: Any, remat: Any) -> Program:
@@ -64,7 +92,7 @@ def ops(program: Program) -> collections.Counter[tuple[str, str, int, str]]:
     constant: set[int] = set()
     for number, op in enumerate(program.ops):
         kind = program.kind(number)
-        if kind == "constant" or (op.operands and constant.issuperset(op.operands)):
+        if kind in ("constant", "iota") or (op.operands and constant.issuperset(op.operands)):
             constant.update(op.results)
         elif kind != "sdy_sharding_constraint":
             types = " ".join(str(program.values[value].type) for value in op.results)
@@ -110,3 +138,23 @@ def test_ops_of_the_survey_are_known(surveyed: Program) -> None:
             assert found.program.location(number) == surveyed.location(origin)
     added = {found.program.kind(n) for n, origin in enumerate(found.origin.tolist()) if origin < 0}
     assert "reduce_precision" in added
+
+
+@pytest.mark.parametrize("policy", ["none", "full", "minimal"])
+@pytest.mark.parametrize("of_layers", [scanned_step, unrolled_step])
+def test_blocks_with_constants(of_layers: Any, policy: str) -> None:
+    step = of_layers(rotary)
+    found = written(traced(step, survey()), policy).program
+    assert not unsound(found)
+    assert ops(found) == ops(traced(step, policy))
+
+
+def test_blocks_with_a_scan_have_residuals() -> None:
+    step, shapes = unrolled_step(recurrent), arrays(2, 8, 16, 32)
+    program = toast.analyze(step, *shapes, remat=survey(), platform="tpu").program
+    assert {residual.block for residual in residuals_of(program, {}).named} == {"recurrent"}
+    plan = toast.plan(
+        step, *shapes, mesh="data=2", hardware="tpu-v5e", remat="auto",
+        settings=Settings(rounds=20),
+    )  # fmt: skip
+    assert plan.policy is not None

@@ -154,6 +154,11 @@ class SignatureRule:
     #: Which partial sums pass the op.
     linearity: Linearity = _NOT_LINEAR
 
+    @functools.cached_property
+    def sums(self) -> bool:
+        """Whether devices may each compute a part of the sum that the op computes, and no other."""
+        return {factor.combiner for factor in self.factors} - {""} == {"add"}
+
     def einsum(self) -> str:
         """The rule on one line, in Shardy's form: ``([i,k],[k,j]) -> ([i,j]) reduction={k}``."""
 

@@ -162,6 +162,7 @@ def build(
     )  # fmt: skip
     grouped = _group_values(
         program,
+        analysis.rules,
         names.use_op,
         names.use_index,
         names.use_value,
@@ -695,6 +696,7 @@ class _Grouped:
 
 def _group_values(
     program: Program,
+    rules: Sequence[SignatureRule],
     use_op: Ints,
     use_index: Ints,
     use_of: Ints,
@@ -727,7 +729,7 @@ def _group_values(
         of_uses.append((slot, place))
         most, read = of_value_reads.get((slot, place), (0, 0.0))
         of_value_reads[slot, place] = max(most, times), read + times * accessed
-    repeats, sums = [program.repeats[op] for op in program.makers], sum_runs(program)
+    repeats, sums = [program.repeats[op] for op in program.makers], sum_runs(program, rules)
     places = list(zip(host.inside.tolist(), host.moved.tolist(), strict=True))
     tests = [0] * len(program.values)
     for number, carry in program.condition_reads:

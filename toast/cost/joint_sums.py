@@ -184,12 +184,11 @@ class PartialSums:
     def _summed(self) -> frozenset[int]:
         """The values with one use that an op may compute as a partial sum."""
         program, rules = self._space.analysis.program, self._space.analysis.rules
-        adds = [{f.combiner for f in rule.factors} - {""} == {"add"} for rule in rules]
         gathered = self._tables.values.gathered
         return frozenset(
             value for value in self._single
             if program.kind(program.values[value].op) not in _OPAQUE
-            and adds[program.ops[program.values[value].op].signature]
+            and rules[program.ops[program.values[value].op].signature].sums
             and len(program.ops[program.values[value].op].results) == 1
             and program.values[value].type.dtype != "i1"
             and not gathered[self._tables.value_class[value]]

@@ -54,6 +54,7 @@ from toast.cost.terms import (
 from toast.cost.timeline import Timeline
 from toast.errors import SearchError
 from toast.hardware import ASYNCHRONOUS, COLLECTIVES, Collectives, Hardware
+from toast.records import uncached_copy
 from toast.space import Space, States
 
 #: Collectives that run beside products: none; those that the compiler runs in the background by
@@ -171,9 +172,7 @@ class CostModel:
 
     def of_program(self, space: Space) -> CostModel:
         """Prices of the states of another program on the same mesh, relative to this one."""
-        other = copy.copy(self)
-        for derived in ("made_of", "error_bars", "captured_bytes", "_lower_bound", "quick_bound"):
-            other.__dict__.pop(derived, None)
+        other = uncached_copy(self)
         other.space = space
         tables = self._gathered(space)
         other.tables = self.machine.tables(tables, *stated_collectives(space, tables))

@@ -338,7 +338,8 @@ class PolicyMemo(Memo):
         numbers, survey = self._survey(states)
         count, many = len(states), len(policies.dead)
         rows = self._row.array[numbers[:, t.classes]]
-        parts = self._parts.array[rows].reshape(count, policies.parts.shape[1], -1)
+        shape = (count, policies.parts.shape[1], self._parts.array.shape[-1])
+        parts = self._parts.array[rows].reshape(shape)
         every = survey[:, None] + np.matmul(policies.parts, parts).astype(np.float64)
         products = survey[:, StepPart.PRODUCTS].copy()  # those of the survey
         for term, seconds in self._model.op_work(held_by(self._tables, states)):

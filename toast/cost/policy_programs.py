@@ -30,6 +30,7 @@ from toast.program import (
     Location,
     Op,
     Program,
+    RunRange,
     Signature,
     TensorType,
     Value,
@@ -105,6 +106,11 @@ class PolicyPrograms:
         """
         if any(share < 1 for residual in residuals.named for share in residual.shares):
             raise NotWritten("a policy for some iterations of a loop")
+        assert self.program.memory is not None
+        decided = {RunRange.parse(residual.block).block for residual in residuals.named}
+        blocks = {block.name for block in self.program.memory.blocks if block.residuals}
+        if blocks - decided:
+            raise NotWritten("a block of which no residual is known")
         if any(signature.kind in BOUNDARY for signature in self.program.signatures):
             raise NotWritten("regions of shard_map")
         return _Writer(self, residuals, choices).written()
@@ -554,13 +560,21 @@ class _Hoist:
         #: The op of the forward pass after which others are computed.
         self.cursor = -1
         self._constants: dict[_Key, int] = {}
+        #: Values of the backward pass that are none in the forward pass.
+        self._without: set[int] = set()
 
     def of(self, value: int) -> int | None:
         """What a value is in the forward pass; ``None`` if it is none there."""
-        program = self._writer.program
-        maker = self._writer.place[value]
-        if value in self._forward:
-            return self._forward[value]
+        if value not in self._forward and value not in self._without:
+            hoisted = self._hoisted(value)
+            if hoisted is None:
+                self._without.add(value)
+            return hoisted
+        return self._forward.get(value)
+
+    def _hoisted(self, value: int) -> int | None:
+        """:meth:`of` for a value that is not known."""
+        program, maker = self._writer.program, self._writer.place[value]
         if maker < self._first:
             return value
         op, source = program.ops[maker], program.kind(maker) in SOURCES
@@ -578,7 +592,7 @@ class _Hoist:
             self._forward.update(zip(op.results, program.ops[twin].results, strict=True))
             self.cursor = max(self.cursor, twin)
         elif len(op.results) == 1:
-            self.cursor = max(self.cursor, *(self._writer.place[each] for each in operands))
+            self.cursor = max([self.cursor, *(self._writer.place[each] for each in operands)])
             self._forward[value] = self._writer.copied(maker, self.cursor, operands)
         return self._forward.get(value)
 
@@ -587,7 +601,10 @@ class _Hoist:
         program = self._writer.program
         key = self._twins.key(program.ops[maker].signature, operands)
         if key not in self._constants:
-            place = max(len(program.arguments) - 1, 0)
+            place = max(
+                (self._writer.place[operand] for operand in operands),
+                default=max(len(program.arguments) - 1, 0),
+            )
             copy = self._constants[key] = self._writer.copied(maker, place, operands)
             self._twins.know(copy, key)
         return self._constants[key]

@@ -294,10 +294,16 @@ class _BlockRuns:
             value: name for name, parts in self._again.items() for part in parts for value in part
         }
 
-    def _runs_of(self, values: list[int]) -> tuple[int, int]:
-        """How many values there are, and how often all of them are computed in a step."""
-        repeats = (self._program.repeats[self._program.values[value].op] for value in values)
-        return len(values), sum(repeats)
+    def _runs_of(self, values: list[int]) -> tuple[bool, int, int]:
+        """Whether each run of both passes computes one of the values; and how many there are.
+
+        The third number is how often a step computes them.  Values of a scan inside of a block are
+        computed more often than the block runs.
+        """
+        memory = self._program.memory
+        assert memory is not None
+        runs = sum(self._program.repeats[self._program.values[value].op] for value in values)
+        return runs == 2 * self._block.runs * memory.microbatches, len(values), runs
 
     def _copies_of(self, values: list[int]) -> int:
         """How many of the values of one name belong to all runs of the block."""

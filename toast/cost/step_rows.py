@@ -39,13 +39,13 @@ def row_accesses(
     """
     accesses = np.zeros(len(use_op))
     loops = loops_of(program) if relayout_bytes else []
-    slices = {*_sliced(program)} if loops else set[int]()
-    if not slices:
-        return accesses
 
     def loop(op: int) -> LoopOps | None:
         return next((loop for loop in loops if loop.begin < op < loop.end), None)
 
+    slices = {op for op in _sliced(program) if loop(op)} if loops else set[int]()
+    if not slices:
+        return accesses
     by_rows = {loop(op) for op in slices}
     updates = {op for op in _updated(program) if loop(op) in by_rows}
     rows = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import itertools
@@ -27,6 +26,7 @@ from toast.plan.plan import Plan
 from toast.plan.written_policies import PolicyPrices
 from toast.program import PRESETS, BlockPolicy, MemoryPolicy, Program, RunRange, preset
 from toast.program.memory_policy import UNNAMED
+from toast.records import uncached_copy
 from toast.search import best_policy, grow
 
 #: A share of the runs: so far from the estimate, other numbers are tried first.
@@ -35,7 +35,8 @@ _NEAR = 16
 #: The share by which a policy that says more must be better than one that says less.
 GAIN = 0.01
 
-#: The most ops of a survey of which the programs of all presets are written; more take seconds.
+#: A program with more ops takes seconds to write and to price: of such surveys, presets with much
+#: longer steps, by quick estimates, are not written.
 _MOST_OPS = 6_000
 
 #: How often a limit is corrected by what the program of a policy needs, and the share of the limit
@@ -306,8 +307,7 @@ class SurveyPolicies:
         key = tuple(sorted(cuts.items()))
         if key in self._known:
             return self._known[key]
-        other = self._known[key] = copy.copy(self)
-        other.__dict__.pop("_costs", None)
+        other = self._known[key] = uncached_copy(self)
         other._cuts = cuts
         other._model = self._model.cut(cuts, tuple(self._presets.values()))
         other._memo = other._model.memo(self._plan.memory_bytes)

@@ -7,7 +7,6 @@ shardings of the survey.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 
@@ -22,6 +21,7 @@ from toast.distinct import distinct_rows
 from toast.plan.starting_plan import follow
 from toast.program import Program, Signature
 from toast.program.program import Builder
+from toast.records import uncached_copy
 from toast.space import NONE, Space, States
 from toast.space.classes import numbered
 
@@ -59,9 +59,7 @@ class PolicyPrices:
         op_state[known] = space.of_ops(self._state)[written.origin[known]]
         of_op = np.full(len(program.ops), -1, dtype=np.int64)
         of_op[known] = space.classes.of_op[written.origin[known]]
-        other = copy.copy(space)
-        for name in ("unsharded", "choices", "pinned", "alike", "links", "products", "arguments"):
-            other.__dict__.pop(name, None)  # they are those of the survey
+        other = uncached_copy(space)
         other.analysis = dataclasses.replace(analysis, program=program, rules=rules, names=names)
         follow(op_state, known.copy(), other)
         label = distinct_rows(np.column_stack([names.signature, of_op, op_state])).label
