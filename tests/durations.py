@@ -20,9 +20,10 @@ RECORD = pathlib.Path(__file__).with_name("durations.csv")
 #: ``--quick`` runs one of so many tests of each file, and none that took longer than so many seconds.
 QUICK_STEP = 3
 QUICK_LIMIT = 0.6
-#: Tests that took longer than so many seconds are ``slow``: ``make prove`` runs them. Those of the
-#: documentation and of the wheel are not: what a new user does first is always tested.
-SLOW_LIMIT = 0.6
+#: Tests that took longer than so many seconds are ``slow``: ``make prove`` runs them.  The second
+#: limit is for the quickest test of each file, so that most files have a test that always runs.
+#: Tests of the documentation and of the wheel never are: what a new user does first is always tested.
+SLOW_LIMIT, SLOW_LIMIT_OF_QUICKEST = 0.6, 2.5
 #: Of these, the longest start first, so that no worker ends with one.
 _NEVER_SLOW = ("tests/docs/", "tests/package/")
 _PROPERTY = "user_cpu_seconds"
@@ -56,6 +57,25 @@ def quick(tests: Iterable[str], durations: Mapping[str, float]) -> set[str]:
     for listed in files.values():
         by_duration = sorted(listed, key=lambda test: (durations[test], test))
         chosen.update(t for t in by_duration[::QUICK_STEP] if durations[t] <= QUICK_LIMIT)
+    return chosen
+
+
+def slow(tests: Iterable[str], durations: Mapping[str, float]) -> set[str]:
+    """Of ``tests``, those that take so long that only ``make prove`` runs them.
+
+    Args:
+        tests: Tests as pytest names them.
+        durations: User CPU seconds by test, of all tests.
+    """
+    quickest: dict[str, str] = {}
+    for test in sorted(durations, key=lambda test: (durations[test], test)):
+        quickest.setdefault(test.partition("::")[0], test)
+    chosen = set()
+    for test in tests:
+        is_quickest = quickest.get(test.partition("::")[0]) == test
+        limit = SLOW_LIMIT_OF_QUICKEST if is_quickest else SLOW_LIMIT
+        if durations.get(test, 0.0) > limit and not test.startswith(_NEVER_SLOW):
+            chosen.add(test)
     return chosen
 
 
@@ -102,9 +122,9 @@ class Durations:
     ) -> None:
         """Mark the slow tests, and leave out what ``--quick`` does not run."""
         record = read()
+        marked = slow([item.nodeid for item in items], record)
         for item in items:
-            is_slow = record.get(item.nodeid, 0.0) > SLOW_LIMIT
-            if is_slow and not item.nodeid.startswith(_NEVER_SLOW):
+            if item.nodeid in marked:
                 item.add_marker("slow")
         # The sort is stable: the others stay with the fixtures that they share.
         items.sort(key=lambda item: -first_seconds(item.nodeid, record))

@@ -19,6 +19,16 @@ def test_long_tests_are_not_quick_and_new_ones_are() -> None:
     assert durations.quick(tests, {"tests/a.py::long": 5.0}) == {"tests/a.py::new"}
 
 
+def test_the_quickest_test_of_a_file_may_take_longer() -> None:
+    measured = {
+        "tests/a.py::t0": 0.7, "tests/a.py::t1": 0.8, "tests/b.py::t0": 0.1, "tests/b.py::t1": 0.7,
+        "tests/c.py::t": 9.0, "tests/docs/d.py::t": 9.0,
+    }  # fmt: skip
+    assert durations.slow([*measured, "tests/c.py::new"], measured) == {
+        "tests/a.py::t1", "tests/b.py::t1", "tests/c.py::t",
+    }  # fmt: skip
+
+
 def test_the_longest_pages_start_first() -> None:
     measured = {"tests/docs/a.py::t": 9.0, "tests/docs/b.py::t": 0.5, "tests/x/c.py::t": 99.0}
     firsts = {test: durations.first_seconds(test, measured) for test in measured}

@@ -126,15 +126,16 @@ def test_a_local_program_has_a_whole_sum_until_it_is_scattered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hardware", "moment", "copied"),
+    ("hardware", "columns", "moment", "copied"),
     [
-        ("tpu-v5e", P(None, "m"), True),
-        ("tpu-v5e", P("m", None), False),
-        ("h100", P(None, "m"), False),
+        ("tpu-v5e", 2048, P(None, "m"), 2048),
+        ("tpu-v5e", 768, P(None, "m"), 96),  # the slice that the program reads is no whole tiles
+        ("tpu-v5e", 2048, P("m", None), 0),
+        ("h100", 2048, P(None, "m"), 0),
     ],
 )
 def test_an_overwritten_argument_is_copied_if_it_is_gathered_along_rows(
-    hardware: str, moment: P, copied: bool
+    hardware: str, columns: int, moment: P, copied: int
 ) -> None:
     """XLA for TPUs gathers into a buffer of its own, and copies the argument at the beginning."""
 
@@ -144,14 +145,15 @@ def test_an_overwritten_argument_is_copied_if_it_is_gathered_along_rows(
 
     pins = {"p": P(), "m": moment, "g": moment, "result[0]": P(), "result[1]": moment}
     pins["new"] = moment
-    size = f32(2048, 2048)
+    size = f32(2048, columns)
     plan = toast.plan(
         step, size, size, size, donate=(0, 1), mesh="m=8", hardware=hardware,
         constraints=toast.Constraints(pin=pins),
     )  # fmt: skip
-    columns = plan.model.columns(plan.model.layout(plan.state[None]))[0]
-    copies = columns[plan.model.tables.columns["argument copies"]]
-    assert copies.sum() == (4 * 2048 * 2048 if copied else 0)
+    found = plan.model.columns(plan.model.layout(plan.state[None]))[0]
+    copies = found[plan.model.tables.columns["argument copies"]]
+    assert copies.sum() == pytest.approx(4 * 2048 * copied, rel=0.4, abs=64)  # 96 lanes are padded
     # The argument is read and written, and its new value.
     seconds = break_down(plan.model, plan.state).term_seconds["argument copies"].sum()
-    assert seconds == pytest.approx(4 * copies.sum() / plan.hardware.memory_bytes_per_s)
+    accesses = 2 * (copies.sum() + 4 * 2048 * columns * (copied > 0))
+    assert seconds == pytest.approx(accesses / plan.hardware.memory_bytes_per_s)

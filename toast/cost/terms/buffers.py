@@ -68,21 +68,23 @@ class EarlyCopies(Term):
         return layout.copies * layout.early
 
 
-#: Reads and writes of an array that is copied twice: the argument, and its new value.
-_ACCESSES = 4
+#: Memory accesses of a copy: a read and a write.
+_ACCESSES = 2
 
 
 class ArgumentCopies(Term):
     """Copies of overwritten arguments whose new values are gathered along their last dimension.
 
     XLA gathers into a buffer of its own, in another layout, and copies this to the argument.  On
-    devices with tiles it then copies the argument, too, before the program reads it.
+    devices with tiles it then copies the argument, too, before the program reads it; or the slice
+    that the program reads, if that is no whole tiles.
     """
 
     name, scope, label = "argument copies", Entity.USE_CLASS, "copy"
 
     def seconds(self, layout: Layout) -> Floats:
-        copied = self.bytes(layout) * layout.tables.uses.overwriting
+        copied = self.bytes(layout) + layout.copies * self._gathered(layout)
+        copied = copied * layout.tables.uses.overwriting
         return np.asarray(_ACCESSES * copied / layout.machine.hardware.memory_bytes_per_s)
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
@@ -99,11 +101,20 @@ class ArgumentCopies(Term):
         return Lifetimes(ranges.use_class[uses], np.zeros_like(uses), end[of] + 1, of)
 
     def bytes(self, layout: Layout) -> Floats:
+        value, lanes = layout.tables.uses.value, layout.machine.hardware.lanes
+        sizes, last = layout.tables.values.sizes[value], layout.tables.values.rank[value] - 1
+        shards = layout.devices[axes_of(layout.before == last[:, None])]
+        is_whole = sizes[np.arange(len(value)), last] % (shards * lanes) == 0
+        copied = np.where(is_whole, layout.copies, np.take(layout.value_memory, value, axis=1))
+        return np.asarray(copied * self._gathered(layout))
+
+    def _gathered(self, layout: Layout) -> Bools:
+        """``[S, U]`` whether a copy is gathered along the last dimension of its value."""
         if layout.machine.hardware.lanes <= 1:
-            return np.zeros(layout.used.shape[:2])
+            return np.zeros(layout.used.shape[:2], dtype=bool)
         last = layout.tables.values.rank[layout.tables.uses.value] - 1
         gathered = (layout.before == last[:, None]) & (layout.used < 0)
-        return np.asarray(layout.copies * gathered.any(axis=2))
+        return np.asarray(gathered.any(axis=2))
 
 
 class SharedCopies(Term):
