@@ -19,6 +19,7 @@ from toast.cost.host_memory import HostMemory, host_memory
 from toast.cost.kernel_kinds import of_vectors
 from toast.cost.liveness import (
     EXPENSIVE,
+    GROUPED,
     PASSED_ON,
     Lifetimes,
     Liveness,
@@ -29,7 +30,7 @@ from toast.cost.liveness import (
 )
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
-from toast.cost.product_layouts import GROUPED, ProductLayouts
+from toast.cost.product_layouts import ProductLayouts
 from toast.cost.product_reads import read_by_products, read_shares, repeated
 from toast.cost.rounding import lookups_rounded, rounded_stacks, stored_rounded
 from toast.cost.step_rows import row_accesses

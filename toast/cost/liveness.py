@@ -51,6 +51,9 @@ _STORED = BARRIERS | ROOTS | {"argument"}
 #: Products that round their operands, and that XLA may delay.
 MATRIX_PRODUCTS = PRODUCTS - {"convolution"}
 
+#: Products of rows in groups, each group with a matrix of its own.
+GROUPED = frozenset({"chlo_ragged_dot", "ragged_dot"})
+
 #: Attributes of a scatter: dimensions of its rows, and those that an index determines.
 _SCATTERED_DIMS = ("input_batching_dims", "inserted_window_dims")
 
@@ -74,6 +77,9 @@ _PLACING = frozenset({
 #: Products that XLA runs before one that only the optimizer needs, where it hides all-gathers
 #: behind products.  Fitted to the peaks of programs that XLA compiled; a layer has about as many.
 _DELAY = 12
+
+#: The same for products of groups, which take longer.
+_GROUPED_DELAY = 30
 
 
 class LoopOps(NamedTuple):
@@ -230,7 +236,7 @@ def liveness(
 
     ``lanes`` are the elements of a row of the device's tiles, 1 for none.  XLA keeps reshapes that
     change tiles as copies only in programs that it has ``partitioned``.  It ``delays`` products of
-    unrolled layers to hide all-gathers behind them.
+    unrolled layers to hide all-gathers behind them; those of groups it always delays.
     """
     count = len(program.values)
     kind_of_op = [*program.kinds]
@@ -284,8 +290,8 @@ def liveness(
     # A loop starts in the buffer of its initial value, if nothing else needs it.
     initial = np.array([kind == "carry" for kind in kind_of_op], dtype=bool)[use_op]
     use_end[initial] -= 1
-    if delays:
-        _delay_products(program, kind_of_op, uses, use_op, use_end)
+    if lanes > 1:
+        _delay_products(program, kind_of_op, uses, use_op, use_end, all_gathers=delays)
     np.maximum.at(end, use_value, use_end)
     for value in repeated:  # as late as possible
         start[value] = end[value]
@@ -316,19 +322,25 @@ def liveness(
 
 
 def _delay_products(
-    program: Program, kinds: list[str], uses: list[list[int]], use_op: Ints, use_end: Ints
-) -> None:
+    program: Program, kinds: list[str], uses: list[list[int]], use_op: Ints, use_end: Ints,
+    *, all_gathers: bool,
+) -> None:  # fmt: skip
     """Extend the uses by matrix products of the backward pass that only the optimizer needs.
 
-    XLA keeps them to run them beside all-gathers, and their operands wait.  A loop's own products
-    run in its iteration.
+    XLA keeps them to run them beside ``all_gathers``, and their operands wait.  It keeps products
+    of groups without these, too.  Products of loops run in their iteration.
     """
     looped = np.zeros(len(program.ops), dtype=bool)
     for begin, _, end in loops_of(program):
         looped[begin : end + 1] = True
     backward = np.array([each in ("backward", "recomputed") for each in program.passes], dtype=bool)
-    product = np.array([kind in MATRIX_PRODUCTS for kind in kinds], dtype=bool)
-    any_product = np.array([kind in PRODUCTS for kind in kinds], dtype=bool)
+    grouped = np.array([kind in GROUPED for kind in kinds], dtype=bool)
+    any_product = np.array([kind in PRODUCTS for kind in kinds], dtype=bool) | grouped
+    product = grouped.copy()
+    if all_gathers:
+        product |= np.array([kind in MATRIX_PRODUCTS for kind in kinds], dtype=bool)
+    if not product.any():
+        return
     # Whether a product or a loop is an op, or needs its results; and the latter alone.
     needs, needed = (any_product | looped).tolist(), np.zeros(len(program.ops), dtype=bool)
     for number in range(len(program.ops) - 1, -1, -1):
@@ -337,7 +349,8 @@ def _delay_products(
                 needs[number] = needed[number] = True
     run = np.flatnonzero(any_product & backward & ~looped)
     delayed = np.flatnonzero((product & backward & ~looped & ~needed)[use_op])
-    later = np.searchsorted(run, use_op[delayed]) + _DELAY
+    delay = np.where(grouped[use_op[delayed]] & all_gathers, _GROUPED_DELAY, _DELAY)
+    later = np.searchsorted(run, use_op[delayed]) + delay
     if len(delayed):
         until = run[np.minimum(later, len(run) - 1)]
         use_end[delayed] = np.maximum(use_end[delayed], until)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from toast.cost.entities import Bools, Ints
-from toast.cost.liveness import BARRIERS, dimensions_in
+from toast.cost.liveness import BARRIERS, GROUPED, dimensions_in
 from toast.program import Program, Signature
 
 #: Ops whose kernels write no other layout than that of the program, and values from outside.
@@ -26,7 +26,7 @@ _PASSING = frozenset({"convert", "reshape", "transpose"})
 
 #: Products of groups of rows, and the operand with the sizes of the groups.  XLA multiplies all
 #: rows with the matrix of each group, after it has written them with zeros for the other rows.
-GROUPED, _GROUPS = frozenset({"chlo_ragged_dot", "ragged_dot"}), 2
+_GROUPS = 2
 
 #: Accesses of an operand: a transpose reads and writes it.  The transposed cache is copied before
 #: it is updated, and transposed back if it is kept.

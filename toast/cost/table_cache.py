@@ -50,7 +50,7 @@ def tables(
     if disk_cache.enabled() and len(space.analysis.program.ops) >= _LEAST_OPS:
         with contextlib.suppress(OSError):
             names = " ".join(term.name for term in terms)
-            passes = " ".join(space.analysis.program.passes) if delays else ""
+            passes = " ".join(space.analysis.program.passes) if lanes > 1 else ""
             key = _key(
                 space,
                 f"{product_operands} {grouped_operands} {lanes} {vector_bytes} "
