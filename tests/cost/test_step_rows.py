@@ -8,10 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import toast
+from tests.helpers import action
 from toast.cost import CostModel, break_down
-from toast.cost.step_rows import row_accesses
+from toast.cost.step_rows import READ, READ_IN_LANES, row_accesses
 from toast.hardware import Mesh, load
 from toast.program import Program
 from toast.space import Space
@@ -86,3 +88,19 @@ def test_rows_take_longer_than_whole_arrays() -> None:
     whole, by_row = kernels(recurrence, 32, 16, 256), kernels(of_sequences, 16, 32, 256)
     moved = 32 * 16 * 256 * (2 * 8 + 4) / load("tpu-v5e").transposed_elements_per_s
     assert by_row - whole > 0.9 * moved
+
+
+@pytest.mark.parametrize(("width", "in_lanes"), [(768, True), (1024, False)])
+def test_steps_are_in_lanes_if_shards_of_rows_do_not_fill_them(width: int, in_lanes: bool) -> None:
+    """A shard of 192 elements fills three quarters of the lanes; 256 steps fill them all."""
+    space = Space(analyzed(of_sequences, 16, 256, width), Mesh.parse("a=4"), min_dimensions=0)
+    model = CostModel(space, load("tpu-v5e"))
+
+    def seconds(state: Any) -> float:
+        return float(break_down(model, state).term_seconds["step reads"].sum())
+
+    assert seconds(space.unsharded) == 0
+    sharded = space.apply(space.initial, action(space, "decay", 2, "a"))
+    read = 2 * 256 * 16 * width / 4 * (READ_IN_LANES - READ)
+    expected = read / load("tpu-v5e").transposed_elements_per_s if in_lanes else 0.0
+    assert seconds(sharded) == pytest.approx(expected, rel=0.01)

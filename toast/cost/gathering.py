@@ -33,7 +33,7 @@ from toast.cost.overlap import Windows, windows
 from toast.cost.product_layouts import ProductLayouts
 from toast.cost.product_reads import read_by_products, read_shares, repeated
 from toast.cost.rounding import lookups_rounded, rounded_stacks, stored_rounded
-from toast.cost.step_rows import row_accesses
+from toast.cost.step_rows import row_accesses, step_reads
 from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
     Columns,
@@ -407,6 +407,9 @@ def _value_classes(
         merged=product & ~live.exists[values],
         repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
         transcendentals=_transcendentals(program, grouped),
+        step_reads=np.bincount(
+            grouped.of_value, weights=step_reads(program), minlength=len(values)
+        ),
         summed_whole=np.array([kind in _SUMMED_WHOLE for kind in kinds], dtype=bool),
         grouped=np.array([kind in GROUPED for kind in kinds], dtype=bool),
         reduces=summed_over[values],

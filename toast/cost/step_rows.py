@@ -21,7 +21,11 @@ _SLICE, _UPDATE = "dynamic_slice", "dynamic_update_slice"
 #: How often the vector unit could change the place of each element of full tiles in the time that
 #: it takes to read rows, or to write them.  A recurrence that XLA compiled for v5e read 5 elements
 #: of rows in a cycle, and wrote 7, besides the latency of the kernel that updates the stack.
-_READ, _WRITTEN = SUBLANES, SUBLANES / 2
+READ, _WRITTEN = SUBLANES, SUBLANES / 2
+
+#: The same to read rows of tiles whose lanes have the steps: each has all steps of a lane.  From
+#: programs that XLA compiled for v5e, which read an element in 1.4 cycles.
+READ_IN_LANES = 91.0
 
 #: Ops between a loop and the transpose of its stack that change no tiles.
 _PASSING = frozenset({"convert", "optimization_barrier", "sdy_sharding_constraint"})
@@ -54,10 +58,22 @@ def row_accesses(
     ]  # fmt: skip
     for use in rows:
         op, value = program.ops[use_op[use]], int(use_value[use])
-        moved, moves = (op.results[0], _READ) if use_op[use] in slices else (value, _WRITTEN)
+        moved, moves = (op.results[0], READ) if use_op[use] in slices else (value, _WRITTEN)
         elements = program.elements[moved]
         accesses[use] = elements * moves * relayout_bytes / max(size[value], 1.0)
     return accesses
+
+
+def step_reads(program: Program) -> Floats:
+    """``[values]`` how often loops read all of a value step by step (see :func:`row_accesses`)."""
+    reads = np.zeros(len(program.values))
+    loops = loops_of(program)
+    for number in _sliced(program) if loops else ():
+        if any(loop.begin < number < loop.end for loop in loops):
+            (step,), stack = program.ops[number].results, program.ops[number].operands[0]
+            share = program.elements[step] / max(program.elements[stack], 1)
+            reads[stack] += program.repeats[number] * share
+    return reads
 
 
 def _sliced(program: Program) -> Iterator[int]:

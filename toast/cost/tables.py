@@ -126,6 +126,7 @@ class ValueClasses(EntityTable):
     merged: Bools  # a product's result, fused with its only consumer unless summed
     repeated: Ints  # the dimension of heads that it repeats, if it is in memory for several; or -1
     transcendentals: Floats  # exponentials and the like, of all its values in a step
+    step_reads: Floats  # by loops that read all steps of it, of all its values in a step
     summed_whole: Bools  # XLA sums it whole over many devices, even if parts suffice
     grouped: Bools  # the product of groups of rows, which a kernel of its own writes to memory
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor

@@ -25,6 +25,7 @@ from toast.cost.terms.kernels import (
     ProductWork,
     Reads,
     Roundings,
+    StepReads,
     Transcendentals,
     Writes,
 )
@@ -50,7 +51,7 @@ from toast.cost.terms.traffic import (
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
     ProductWork(), PartedProducts(), KernelWork(), Writes(), Transcendentals(), Reads(),
-    Latencies(), Roundings(), GatherCopies(), HostTransfers(),
+    StepReads(), Latencies(), Roundings(), GatherCopies(), HostTransfers(),
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),

@@ -9,6 +9,7 @@ from toast.cost.entities import Entity, Floats, Ints
 from toast.cost.layout import Layout, LocalLayout, slot_dims
 from toast.cost.liveness import SUBLANES
 from toast.cost.loops import ADDED
+from toast.cost.step_rows import READ, READ_IN_LANES
 from toast.cost.terms.buffers import ROUNDED
 from toast.cost.terms.term import LocalTerm, StepPart, Term
 from toast.hardware import Hardware
@@ -277,6 +278,33 @@ class Reads(LocalTerm):
     def seconds(self, layout: LocalLayout) -> Floats:
         uses, rate = layout.tables.uses, layout.machine.hardware.memory_bytes_per_s
         return np.asarray(layout.read_bytes * (uses.reads / rate))
+
+
+class StepReads(LocalTerm):
+    """What loops take longer to read a sequence of steps whose lanes are not filled.
+
+    XLA then puts the steps into the lanes, if they fill these better, and the vector unit reads a
+    lane of each tile.  See :mod:`toast.cost.step_rows` for the time that it takes otherwise.
+    """
+
+    name, scope = "step reads", Entity.VALUE_CLASS
+
+    def seconds(self, layout: LocalLayout) -> Floats:
+        values, hardware = layout.tables.values, layout.machine.hardware
+        read = np.flatnonzero(values.step_reads)
+        if not len(read) or not hardware.relayout_bytes:
+            return np.broadcast_to(0.0, layout.value_bytes.shape)
+        lanes, sizes, last = hardware.lanes, values.sizes[read], values.rank[read] - 1
+        place = np.arange(len(read))
+        defined = layout.defined[:, read]
+        width = sizes[place, last] / layout.devices[axes_of(defined == last[:, None])]
+        steps = sizes[:, 0] / layout.devices[axes_of(defined == 0)]
+        padded = np.ceil(width / lanes) / width > np.ceil(steps / lanes) / steps
+        elements = sizes.prod(axis=1) / layout.devices[layout.defined_axes[:, read]]
+        moved = (READ_IN_LANES - READ) * hardware.relayout_bytes * values.step_reads[read]
+        seconds = np.zeros(layout.value_bytes.shape)
+        seconds[:, read] = padded * elements * (moved / hardware.memory_bytes_per_s)
+        return seconds
 
 
 class HostTransfers(Term):
