@@ -27,7 +27,7 @@ BARRIERS = PRODUCTS | {
     "scatter", "sort", "custom_call", "fft", "cholesky", "triangular_solve", "while", "case", "if",
     "rng_bit_generator", "rng", "select_and_scatter", "chlo_top_k", "optimization_barrier",
     "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute", "composite",
-    "carry", "yield", "relayout", "repeat",
+    "carry", "yield", "relayout", "repeat", "spread",
 }  # fmt: skip
 
 #: Rows of the tiles in which devices with lanes keep arrays.
@@ -245,6 +245,8 @@ def liveness(
             kind_of_op[number] = "relayout"
         for number in _selecting_scatters(program, kind_of_op):
             kind_of_op[number] = "select"
+        for number in spreading(program):
+            kind_of_op[number] = "spread"
     repeated = _repeated(program, kind_of_op, lanes) if lanes > 1 else {}
     for value in repeated:
         kind_of_op[program.values[value].op] = "repeat"
@@ -382,6 +384,21 @@ def _relayouts(program: Program, kinds: list[str], lanes: int) -> list[int]:
         if signature.kind == "reduce" and whole and _sums_apart(signature)
     }
     return sorted([*found, *(number for number, shape in whole.items() if shape in summed)])
+
+
+def spreading(program: Program) -> list[int]:
+    """Slices that skip rows or lanes of tiles, and pads between these: kernels of their own.
+
+    Associative scans have them in the forward and the backward pass.  XLA's schedule has no time
+    for such kernels.
+    """
+    strides = {"slice": ("strides", 1), "pad": ("interior_padding", 0)}
+    spreads = [
+        any(step != none for step in dimensions_in(signature, name)[-2:])
+        for signature in program.signatures
+        for name, none in [strides.get(signature.kind, ("", 0))]
+    ]
+    return [number for number, op in enumerate(program.ops) if spreads[op.signature]]
 
 
 def _repeated(program: Program, kinds: list[str], lanes: int) -> dict[int, int]:

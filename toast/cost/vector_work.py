@@ -8,20 +8,14 @@ as long as a copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
-from toast.cost.liveness import Liveness, dimensions_in
+from toast.cost.liveness import Liveness
 from toast.program import Program
 
 #: Ops whose kernels take as long as their bytes: they look up rows.
 _LOOKING_UP = frozenset({"gather", "scatter"})
-
-#: How often a kernel moves each element that it interleaves with others, or takes from between
-#: them: fitted to associative scans that XLA compiled.
-_INTERLEAVING = 2.0
 
 #: The op that writes a part of an array in place.
 UPDATING = "dynamic_update_slice"
@@ -65,26 +59,10 @@ def stretched(
     np.maximum.at(largest, of_use, np.where(accesses > 0, elements[use_value], 0.0))
     np.maximum.at(largest, of_value, np.where(written, elements, 0.0))
     largest[[kind in _LOOKING_UP for kind in kinds]] = 0.0
-    moves = live.moves.copy()
-    np.maximum.at(moves, live.early[[*_interleaving(program)]], _INTERLEAVING)
-    least = largest * np.maximum(vector_bytes, moves * relayout_bytes)
+    least = largest * np.maximum(vector_bytes, live.moves * relayout_bytes)
     longer = np.maximum(least / np.maximum(moved, 1.0), 1.0)
     idle = np.maximum(least - moved, 0.0)[of_value]
     return (
         reads * longer[of_use], writes * longer[of_value],
         np.minimum(idle / np.maximum(size, 1.0), 1.0),
     )  # fmt: skip
-
-
-def _interleaving(program: Program) -> Iterator[int]:
-    """Slices of every other element, or the like, and what puts other elements between them.
-
-    Along the last two dimensions, the elements are in the same tiles.
-    """
-    names = {"slice": ("strides", 1), "pad": ("interior_padding", 0)}
-    for number, op in enumerate(program.ops):
-        signature = program.signatures[op.signature]
-        if signature.kind in names:
-            name, plain = names[signature.kind]
-            if any(step > plain for step in dimensions_in(signature, name)[-2:]):
-                yield number
