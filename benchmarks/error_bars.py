@@ -79,8 +79,8 @@ class Sample:
 
     row: strangers.Row
     predicted: Prediction
-    #: The step with the links that XLA's scheduler assumes.
-    linked_seconds: float
+    #: The step as XLA's scheduler sees it.
+    scheduled_seconds: float
     #: What the program and the plan are made of.
     made: Mapping[str, float]
 
@@ -97,7 +97,7 @@ class Sample:
     def step(self) -> float:
         """The logarithm of XLA's step over ours; NaN if unknown."""
         theirs = 1e-3 * self.row.known_step_ms
-        return float(np.log(theirs / self.linked_seconds)) if theirs > 0 else float("nan")
+        return float(np.log(theirs / self.scheduled_seconds)) if theirs > 0 else float("nan")
 
 
 def samples() -> Iterator[Sample]:
@@ -117,7 +117,7 @@ def samples() -> Iterator[Sample]:
                 exposed = exposed_share(
                     found.step_seconds, found.collective_seconds, found.hidden_seconds
                 )
-                seconds = float(other.price(state[None]).seconds[0])
+                seconds = strangers.scheduled(other, state).seconds
                 yield Sample(row, found, seconds, {**model.made_of, "exposed": exposed})
         jax.clear_caches()
         gc.collect()
@@ -320,7 +320,7 @@ def coverage(plans: Sequence[Sample]) -> list[str]:
                     theirs = 1e-3 * plan.row.known_step_ms
                     if not theirs > 0:
                         continue
-                    step = plan.linked_seconds
+                    step = plan.scheduled_seconds
                     low, high = bars.step_interval(step, plan.made["exposed"], odds)
                     width.append((high - low) / step)
                 seeds.append(plan.row.seed)

@@ -19,7 +19,13 @@ def row(seed: int, plan: str, ours: float, theirs: float, **changes: object) -> 
         field.name: {"int": 0, "float": 1.0}.get(field.type, "") for field in
         dataclasses.fields(strangers.Row)
     }  # fmt: skip
-    values |= {"seed": seed, "plan": plan, "step_ms": ours, "xla_step_ms": theirs}
+    values |= {
+        "seed": seed,
+        "plan": plan,
+        "step_ms": ours,
+        "xla_step_ms": theirs,
+        "unstated_ms": 0.0,
+    }
     return strangers.Row(**values | {"verdict": "compiled", "limit_gib": 2.0} | changes)
 
 
