@@ -41,7 +41,8 @@ def test_what_is_alive_adds_up(name: str, options: dict[str, int]) -> None:
         line = model.timeline(state)
         assert line.peak_bytes == pytest.approx(model.price(state[None]).peak_bytes[0])
         alive = line.argument_bytes + sum(buffer.bytes for buffer in line.at_peak)
-        assert alive == pytest.approx(line.peak_bytes, rel=0.02)
+        in_memory = alive + line.gap_bytes - line.fast_bytes
+        assert in_memory == pytest.approx(line.peak_bytes, rel=0.02)
         assert all(buffer.start <= buffer.end for buffer in line.at_peak)
 
 
@@ -156,4 +157,5 @@ def test_an_overwritten_argument_is_copied_if_it_is_gathered_along_rows(
     # The argument is read and written, and its new value.
     seconds = break_down(plan.model, plan.state).term_seconds["argument copies"].sum()
     accesses = 2 * (copies.sum() + 4 * 2048 * columns * (copied > 0))
-    assert seconds == pytest.approx(accesses / plan.hardware.memory_bytes_per_s)
+    expected = accesses / plan.hardware.memory_bytes_per_s
+    assert seconds == pytest.approx(expected, rel=1e-4, abs=1e-10)
