@@ -365,3 +365,47 @@ def test_a_kernel_overwrites_an_operand_of_its_type(form: str, overwrites: bool)
     (both,) = (n for n, v in enumerate(program.values) if program.kind(v.op) == "multiply")
     assert found.exists[both]
     assert found.in_place[both] == overwrites
+
+
+@pytest.mark.parametrize(
+    ("form", "apart"),
+    [("rows", True), ("lanes", True), ("planes", False), ("without a stride", False)],
+)
+def test_strided_slices_and_interior_pads_are_kernels_of_their_own(form: str, apart: bool) -> None:
+    """As in an associative scan; their operands are in memory, too."""
+    strides = {"rows": (1, 2, 1), "lanes": (1, 1, 2), "planes": (2, 1, 1)}.get(form, (1, 1, 1))
+
+    def interleaved(x: jax.Array) -> jax.Array:
+        part = jax.lax.slice(x * 2.0, (0, 0, 0), x.shape, strides)
+        inside = [(0, 0, stride - 1) for stride in strides]
+        return jax.lax.pad(part + 1.0, jnp.float32(0), inside) - 3.0
+
+    analysis = analyzed(interleaved, shape(16, 64, 256, dtype="float32"))
+    found = {kind for kind, _ in stored(analysis, 128)}
+    assert ({"multiply", "slice", "add", "pad"} <= found) == apart
+    assert not {"slice", "pad"} & {kind for kind, _ in stored(analysis, 1)}
+
+
+@pytest.mark.parametrize("all_gathers", [False, True])
+def test_gradients_of_experts_wait(all_gathers: bool) -> None:
+    """Operands of a ragged product that only the optimizer needs wait for those of other layers."""
+
+    def loss(weights: list[jax.Array], x: jax.Array, sizes: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = jax.nn.relu(jax.lax.ragged_dot(x, weight, sizes))
+        return (x**2).sum()
+
+    layers = [shape(4, 64, 64, dtype="float32") for _ in range(3)]
+    analysis = analyzed(
+        jax.grad(loss), layers, shape(128, 64, dtype="float32"), shape(4, dtype="int32")
+    )
+    program, names = analysis.program, analysis.names
+    ends = liveness(
+        program, names.use_op, names.use_value, lanes=128, delays=all_gathers
+    ).use_end  # fmt: skip
+    ragged = [n for n, kind in enumerate(program.kinds) if "ragged" in kind]
+    gradients = [n for n in ragged if program.signatures[program.ops[n].signature].results[0].shape
+                 == (4, 64, 64)]  # fmt: skip
+    first = int(min(gradients))
+    waiting = ends[names.use_op == first]
+    assert (waiting >= ragged[-1]).all(), "until the last product of the backward pass"
