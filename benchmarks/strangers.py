@@ -228,7 +228,7 @@ def scheduled(model: CostModel, state: States) -> Scheduled:
 
 def row_of(
     stranger: grammar.Stranger, plan: str, found: bool, limit: float, predicted: Prediction,
-    scheduled: Scheduled, verdict: Verdict | None, error: str, state: str,
+    seen: Scheduled, verdict: Verdict | None, error: str, state: str,
 ) -> Row:  # fmt: skip
     """The row of a plan."""
     nan = float("nan")
@@ -246,11 +246,11 @@ def row_of(
     return Row(
         stranger.seed, plan, error, stranger.hardware, stranger.mesh, limit / GIB, int(found),
         predicted.argument_bytes / GIB, arguments, predicted.peak_bytes / GIB, peak, live,
-        predicted.sent_bytes / MIB, sent, 1e3 * predicted.step_seconds, 1e3 * scheduled.seconds,
+        predicted.sent_bytes / MIB, sent, 1e3 * predicted.step_seconds, 1e3 * seen.seconds,
         1e3 * step,
         1e3 * predicted.matmul_seconds, 1e3 * predicted.memory_seconds, 1e3 * kernels,
         1e3 * predicted.collective_seconds, 1e3 * collectives, 1e3 * exposed,
-        1e3 * (step - kernels), 1e3 * scheduled.left_out, moved(predicted.collectives),
+        1e3 * (step - kernels), 1e3 * seen.left_out, moved(predicted.collectives),
         moved(verdict.collectives) if verdict else "", seconds, ", ".join(stranger.words),
         state,
     )  # fmt: skip

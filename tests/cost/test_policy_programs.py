@@ -149,8 +149,12 @@ def test_blocks_with_constants(of_layers: Any, policy: str) -> None:
     assert ops(found) == ops(traced(step, policy))
 
 
-def test_blocks_with_a_scan_have_residuals() -> None:
-    step, shapes = unrolled_step(recurrent), arrays(2, 8, 16, 32)
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_blocks_with_a_scan_have_residuals(microbatches: int) -> None:
+    shapes = arrays(2, 8, 16, 32)
+    step = toast.accumulate(
+        unrolled_step(recurrent), batch_argnums=1, microbatches=microbatches
+    )  # fmt: skip
     program = toast.analyze(step, *shapes, remat=survey(), platform="tpu").program
     assert {residual.block for residual in residuals_of(program, {}).named} == {"recurrent"}
     plan = toast.plan(
@@ -158,3 +162,28 @@ def test_blocks_with_a_scan_have_residuals() -> None:
         settings=Settings(rounds=20),
     )  # fmt: skip
     assert plan.policy is not None
+
+
+@pytest.mark.parametrize("policy", ["none", "full"])
+def test_blocks_that_the_backward_pass_does_not_need(policy: str) -> None:
+    """A frozen block is not computed again, whatever the policy."""
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            frozen = jax.tree.map(lambda w: jax.lax.stop_gradient(w[0]), weights)
+            y = jax.lax.stop_gradient(toast.checkpoint(rotary)(x, frozen))
+            return jnp.mean(toast.checkpoint(layer)(y, jax.tree.map(lambda w: w[1], weights)) ** 2)
+
+        return jax.value_and_grad(loss)(weights)
+
+    surveyed = traced(step, survey())
+    residuals = residuals_of(surveyed, {})
+    assert surveyed.memory is not None
+    choices = residuals.choices([MemoryPolicy.parse(policy).resolved(surveyed.memory.blocks)])
+    found = PolicyPrograms(surveyed).under(residuals, choices).program
+    assert not unsound(found)
+    kinds = [
+        collections.Counter((kind, types, runs) for kind, types, runs, _ in ops(program).elements())
+        for program in (found, traced(step, policy))
+    ]  # fmt: skip
+    assert kinds[0] == kinds[1]

@@ -104,3 +104,15 @@ def test_steps_are_in_lanes_if_shards_of_rows_do_not_fill_them(width: int, in_la
     read = 2 * 256 * 16 * width / 4 * (READ_IN_LANES - READ)
     expected = read / load("tpu-v5e").transposed_elements_per_s if in_lanes else 0.0
     assert seconds(sharded) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_stack_is_read_as_its_loop_needs_it() -> None:
+    """Steps that devices compute apart are gathered first: a device reads them all."""
+    space = Space(analyzed(of_sequences, 16, 256, 192), Mesh.parse("a=4"), min_dimensions=0)
+    model = CostModel(space, load("tpu-v5e"))
+
+    def seconds(state: Any) -> float:
+        return float(break_down(model, state).term_seconds["step reads"].sum())
+
+    by_steps = space.apply(space.initial, action(space, "decay", 1, "a"))
+    assert seconds(by_steps) == seconds(space.unsharded) > 0

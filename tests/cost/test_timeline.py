@@ -159,3 +159,12 @@ def test_an_overwritten_argument_is_copied_if_it_is_gathered_along_rows(
     accesses = 2 * (copies.sum() + 4 * 2048 * columns * (copied > 0))
     expected = accesses / plan.hardware.memory_bytes_per_s
     assert seconds == pytest.approx(expected, rel=1e-4, abs=1e-10)
+
+
+def test_scalars_that_are_overwritten_are_not_copied() -> None:
+    plan = toast.plan(
+        lambda n, x: (n + 1, x * 2), jax.ShapeDtypeStruct((), "int32"), f32(64, 64), donate=(0,),
+        mesh="data=2,model=2", hardware="tpu-v5e",
+    )  # fmt: skip
+    columns = plan.model.columns(plan.model.layout(plan.state[None]))[0]
+    assert not columns[plan.model.tables.columns["argument copies"]].any()

@@ -42,7 +42,7 @@ def sum_runs(program: Program, rules: Sequence[SignatureRule]) -> list[int]:
             while before is not None and before != total and uses[before] == [user]:
                 user = program.makers[before]
                 if rules[program.ops[user].signature].sums:
-                    runs[before] = outside
+                    runs[before] = min(runs[before], outside)
                 before = _passed(program, rules, user, before)
     return runs
 

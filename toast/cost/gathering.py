@@ -234,6 +234,11 @@ def build(
             len(grouped.use_value),
         ).astype(np.float64),
         reads=grouped.use_reads,
+        step_reads=np.bincount(
+            grouped.of_use,
+            weights=step_reads(program, names.use_op, names.use_index),
+            minlength=len(grouped.use_value),
+        ),
         free=open_windows.free(Entity.USE_CLASS),
         share=np.minimum(
             _rounded(
@@ -407,9 +412,6 @@ def _value_classes(
         merged=product & ~live.exists[values],
         repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
         transcendentals=_transcendentals(program, grouped),
-        step_reads=np.bincount(
-            grouped.of_value, weights=step_reads(program), minlength=len(values)
-        ),
         summed_whole=np.array([kind in _SUMMED_WHOLE for kind in kinds], dtype=bool),
         grouped=np.array([kind in GROUPED for kind in kinds], dtype=bool),
         reduces=summed_over[values],

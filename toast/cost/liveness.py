@@ -78,7 +78,8 @@ _PLACING = frozenset({
 #: behind products.  Fitted to the peaks of programs that XLA compiled; a layer has about as many.
 _DELAY = 12
 
-#: The same for products of groups, which take longer.
+#: The same for products of groups where XLA hides all-gathers; elsewhere they wait as long as
+#: others would.  Fitted, too.
 _GROUPED_DELAY = 30
 
 
@@ -236,7 +237,7 @@ def liveness(
 
     ``lanes`` are the elements of a row of the device's tiles, 1 for none.  XLA keeps reshapes that
     change tiles as copies only in programs that it has ``partitioned``.  It ``delays`` products of
-    unrolled layers to hide all-gathers behind them; those of groups it always delays.
+    unrolled layers to hide all-gathers behind them; on tiles, it delays those of groups anyway.
     """
     count = len(program.values)
     kind_of_op = [*program.kinds]
@@ -392,13 +393,24 @@ def spreading(program: Program) -> list[int]:
     Associative scans have them in the forward and the backward pass.  XLA's schedule has no time
     for such kernels.
     """
-    strides = {"slice": ("strides", 1), "pad": ("interior_padding", 0)}
-    spreads = [
-        any(step != none for step in dimensions_in(signature, name)[-2:])
-        for signature in program.signatures
-        for name, none in [strides.get(signature.kind, ("", 0))]
-    ]
-    return [number for number, op in enumerate(program.ops) if spreads[op.signature]]
+    spreads = [_spreads(signature) for signature in program.signatures]
+    return [
+        number for number, op in enumerate(program.ops)
+        if spreads[op.signature] and program.kinds[program.makers[op.operands[0]]] not in SOURCES
+    ]  # fmt: skip
+
+
+def _spreads(signature: Signature) -> bool:
+    """Whether an op skips elements of the last two dimensions, or puts others between them."""
+    if signature.kind == "slice":
+        apart, sizes = dimensions_in(signature, "strides"), signature.results[0].shape
+        skips = [step > 1 and size > 1 for step, size in zip(apart, sizes, strict=False)]
+    elif signature.kind == "pad":
+        apart, sizes = dimensions_in(signature, "interior_padding"), signature.operands[0].shape
+        skips = [step > 0 and size > 1 for step, size in zip(apart, sizes, strict=False)]
+    else:
+        return False
+    return any(skips[-2:]) and 0 not in sizes
 
 
 def _repeated(program: Program, kinds: list[str], lanes: int) -> dict[int, int]:

@@ -34,6 +34,8 @@ from toast.program import (
     Signature,
     TensorType,
     Value,
+    label_parts,
+    residual_label,
 )
 from toast.space import BOUNDARY, PRODUCTS
 
@@ -96,6 +98,8 @@ class PolicyPrograms:
         for number, op in enumerate(program.ops):
             for index, value in enumerate(op.operands):
                 self.uses[value].append((number, index))
+        #: The blocks of which the backward pass computes something again.
+        self._computed_again = _blocks_computed_again(program)
         #: The ops that its results need.
         self.needed = _needed(program, [op.operands for op in program.ops], {}, [])[0]
 
@@ -106,14 +110,24 @@ class PolicyPrograms:
         """
         if any(share < 1 for residual in residuals.named for share in residual.shares):
             raise NotWritten("a policy for some iterations of a loop")
-        assert self.program.memory is not None
         decided = {RunRange.parse(residual.block).block for residual in residuals.named}
-        blocks = {block.name for block in self.program.memory.blocks if block.residuals}
-        if blocks - decided:
+        if self._computed_again - decided:
             raise NotWritten("a block of which no residual is known")
         if any(signature.kind in BOUNDARY for signature in self.program.signatures):
             raise NotWritten("regions of shard_map")
         return _Writer(self, residuals, choices).written()
+
+
+def _blocks_computed_again(program: Program) -> frozenset[str]:
+    again = {
+        label_parts(label)[0] for value, label in program.labels.items()
+        if program.passes[program.values[value].op] == "recomputed"
+    }  # fmt: skip
+    blocks = program.memory.blocks if program.memory else ()
+    return frozenset(
+        block.name for block in blocks
+        if any(residual_label(block.name, name) in again for name in block.names)
+    )  # fmt: skip
 
 
 class _Writer:

@@ -300,10 +300,8 @@ class _BlockRuns:
         The third number is how often a step computes them.  Values of a scan inside of a block are
         computed more often than the block runs.
         """
-        memory = self._program.memory
-        assert memory is not None
         runs = sum(self._program.repeats[self._program.values[value].op] for value in values)
-        return runs == 2 * self._block.runs * memory.microbatches, len(values), runs
+        return runs == 2 * self._block.runs, len(values), runs
 
     def _copies_of(self, values: list[int]) -> int:
         """How many of the values of one name belong to all runs of the block."""

@@ -23,8 +23,8 @@ _SLICE, _UPDATE = "dynamic_slice", "dynamic_update_slice"
 #: of rows in a cycle, and wrote 7, besides the latency of the kernel that updates the stack.
 READ, _WRITTEN = SUBLANES, SUBLANES / 2
 
-#: The same to read rows of tiles whose lanes have the steps: each has all steps of a lane.  From
-#: programs that XLA compiled for v5e, which read an element in 1.4 cycles.
+#: The same to read a step where the steps are in lanes: a row of a tile has one element of 128
+#: steps, and is read whole.  Programs that XLA compiled for v5e took 2.2 cycles for an element.
 READ_IN_LANES = 91.0
 
 #: Ops between a loop and the transpose of its stack that change no tiles.
@@ -64,16 +64,16 @@ def row_accesses(
     return accesses
 
 
-def step_reads(program: Program) -> Floats:
-    """``[values]`` how often loops read all of a value step by step (see :func:`row_accesses`)."""
-    reads = np.zeros(len(program.values))
+def step_reads(program: Program, use_op: Ints, use_index: Ints) -> Floats:
+    """``[uses]`` how often loops read all of a value step by step (see :func:`row_accesses`)."""
+    reads = np.zeros(len(program.ops))
     loops = loops_of(program)
     for number in _sliced(program) if loops else ():
         if any(loop.begin < number < loop.end for loop in loops):
             (step,), stack = program.ops[number].results, program.ops[number].operands[0]
             share = program.elements[step] / max(program.elements[stack], 1)
-            reads[stack] += program.repeats[number] * share
-    return reads
+            reads[number] = program.repeats[number] * share
+    return np.asarray(reads[use_op] * (use_index == 0))
 
 
 def _sliced(program: Program) -> Iterator[int]:

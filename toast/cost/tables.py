@@ -126,7 +126,6 @@ class ValueClasses(EntityTable):
     merged: Bools  # a product's result, fused with its only consumer unless summed
     repeated: Ints  # the dimension of heads that it repeats, if it is in memory for several; or -1
     transcendentals: Floats  # exponentials and the like, of all its values in a step
-    step_reads: Floats  # by loops that read all steps of it, of all its values in a step
     summed_whole: Bools  # XLA sums it whole over many devices, even if parts suffice
     grouped: Bools  # the product of groups of rows, which a kernel of its own writes to memory
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor
@@ -172,6 +171,7 @@ class UseClasses(EntityTable):
     number: Ints  # uses in the program, without repetition
     runs: Floats  # runs in a step of the ops that use it
     reads: Floats  # by memory-bound kernels in a step, and writes of updates into buffers
+    step_reads: Floats  # by loops that read all its steps, one after the other, in a step
     free: Floats  # share of products that may run beside a reshard
     share: Floats  # bytes of an element at the use over those of the value's element
     looped: Bools  # [U, R] dimensions of which a product may use one shard after the other

@@ -114,7 +114,7 @@ class ArgumentCopies(Term):
             return np.zeros(layout.used.shape[:2], dtype=bool)
         last = layout.tables.values.rank[layout.tables.uses.value] - 1
         gathered = (layout.before == last[:, None]) & (layout.used < 0)
-        return np.asarray(gathered.any(axis=2))
+        return np.asarray(gathered.any(axis=2) & (last >= 0))
 
 
 class SharedCopies(Term):

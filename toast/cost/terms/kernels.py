@@ -287,22 +287,23 @@ class StepReads(LocalTerm):
     lane of each tile.  See :mod:`toast.cost.step_rows` for the time that it takes otherwise.
     """
 
-    name, scope = "step reads", Entity.VALUE_CLASS
+    name, scope = "step reads", Entity.USE_CLASS
 
     def seconds(self, layout: LocalLayout) -> Floats:
-        values, hardware = layout.tables.values, layout.machine.hardware
-        read = np.flatnonzero(values.step_reads)
+        uses, hardware = layout.tables.uses, layout.machine.hardware
+        seconds = np.zeros(layout.used.shape[:2])
+        read = np.flatnonzero(uses.step_reads)
         if not len(read) or not hardware.relayout_bytes:
-            return np.broadcast_to(0.0, layout.value_bytes.shape)
-        lanes, sizes, last = hardware.lanes, values.sizes[read], values.rank[read] - 1
-        place = np.arange(len(read))
-        defined = layout.defined[:, read]
-        width = sizes[place, last] / layout.devices[axes_of(defined == last[:, None])]
-        steps = sizes[:, 0] / layout.devices[axes_of(defined == 0)]
+            return seconds
+        lanes, values = hardware.lanes, layout.tables.values
+        sizes, last = values.sizes[uses.value[read]], values.rank[uses.value[read]] - 1
+        used = layout.used[:, read]
+        shards = layout.devices[axes_of(used == last[:, None])]
+        width = sizes[np.arange(len(read)), last] / shards
+        steps = sizes[:, 0] / layout.devices[axes_of(used == 0)]
         padded = np.ceil(width / lanes) / width > np.ceil(steps / lanes) / steps
-        elements = sizes.prod(axis=1) / layout.devices[layout.defined_axes[:, read]]
-        moved = (READ_IN_LANES - READ) * hardware.relayout_bytes * values.step_reads[read]
-        seconds = np.zeros(layout.value_bytes.shape)
+        elements = sizes.prod(axis=1) / layout.devices[layout.used_axes[:, read]]
+        moved = (READ_IN_LANES - READ) * hardware.relayout_bytes * uses.step_reads[read]
         seconds[:, read] = padded * elements * (moved / hardware.memory_bytes_per_s)
         return seconds
 
