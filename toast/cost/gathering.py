@@ -238,7 +238,7 @@ def build(
             grouped.of_use,
             weights=step_reads(program, names.use_op, names.use_index),
             minlength=len(grouped.use_value),
-        ),
+        ).astype(np.float64),
         free=open_windows.free(Entity.USE_CLASS),
         share=np.minimum(
             _rounded(
