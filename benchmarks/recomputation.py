@@ -168,7 +168,7 @@ def report(rows: Sequence[Row]) -> str:
         lines.append(figures(f"{words[0]} ({words[2]}{held})", mine))
     policies = {row.remat: None for row in sorted(rows, key=lambda row: row.seed)}
     lines += [figures(f"`{name}`", [r for r in rows if r.remat == name]) for name in policies]
-    timed = [(r.linked_step_ms, r.xla_step_ms) for r in rows if r.xla_step_ms > 0]
+    timed = [(r.scheduled_step_ms, r.xla_step_ms) for r in rows if r.xla_step_ms > 0]
     if timed:
         lines += ["", f"The step (median, 90th percentile and worst error of {len(timed)} pairs): "
                   f"{strangers.errors(timed).replace(' | ', ', ')}."]  # fmt: skip

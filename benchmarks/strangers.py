@@ -93,7 +93,7 @@ class Row:
     step_ms: float
     #: The step as XLA's scheduler sees it: if the ends of every dimension of the torus were linked,
     #: and without the kernels for which XLA states no time.
-    linked_step_ms: float
+    scheduled_step_ms: float
     xla_step_ms: float
     #: Kernels: products and memory traffic.
     products_ms: float
@@ -151,7 +151,7 @@ class Row:
 
 #: The columns that depend on prices.
 PREDICTED = (
-    "arguments_gib", "peak_gib", "sent_mib", "step_ms", "linked_step_ms", "products_ms",
+    "arguments_gib", "peak_gib", "sent_mib", "step_ms", "scheduled_step_ms", "products_ms",
     "memory_ms", "collectives_ms", "exposed_ms", "unstated_ms", "collectives",
 )  # fmt: skip
 
@@ -437,7 +437,7 @@ def report(rows: Sequence[Row]) -> str:
             f"{len(done)}",
             f"{np.mean(exact):.1%}" if done else "-",
             errors([(row.peak_gib, row.xla_peak_gib) for row in done]),
-            errors([(row.linked_step_ms, row.xla_step_ms) for row in timed]),
+            errors([(row.scheduled_step_ms, row.xla_step_ms) for row in timed]),
             errors([(row.stated_step_ms, row.xla_step_ms) for row in timed]),
             errors([(row.kernels_ms, row.xla_kernels_ms) for row in timed]),
             errors([(row.sent_mib, row.xla_sent_mib) for row in done if row.xla_sent_mib > 1]),
@@ -538,20 +538,10 @@ def main() -> None:
                 )  # fmt: skip
         except Exception as problem:  # a program that TOAST does not take is a finding, too
             nan = float("nan")
-            empty = Prediction(nan, nan, nan, nan, nan, ())
+            empty, unknown = Prediction(nan, nan, nan, nan, nan, ()), Scheduled(nan, nan)
             print(f"  lost: {type(problem).__name__}: {problem}", flush=True)
             new.append(
-                row_of(
-                    stranger,
-                    "none",
-                    False,
-                    nan,
-                    empty,
-                    Scheduled(nan, nan),
-                    None,
-                    f"lost: {problem}",
-                    "",
-                )
+                row_of(stranger, "none", False, nan, empty, unknown, None, f"lost: {problem}", "")
             )
         rows += new
         write(rows, table)

@@ -119,6 +119,7 @@ class PolicyPrograms:
 
 
 def _blocks_computed_again(program: Program) -> frozenset[str]:
+    """The names of the blocks of which the backward pass computes a residual again."""
     again = {
         label_parts(label)[0] for value, label in program.labels.items()
         if program.passes[program.values[value].op] == "recomputed"

@@ -8,7 +8,7 @@ full tile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -43,15 +43,11 @@ def row_accesses(
     """
     accesses = np.zeros(len(use_op))
     loops = loops_of(program) if relayout_bytes else []
-
-    def loop(op: int) -> LoopOps | None:
-        return next((loop for loop in loops if loop.begin < op < loop.end), None)
-
-    slices = {op for op in _sliced(program) if loop(op)} if loops else set[int]()
+    slices = _read_in_loops(program, loops)
     if not slices:
         return accesses
-    by_rows = {loop(op) for op in slices}
-    updates = {op for op in _updated(program) if loop(op) in by_rows}
+    by_rows = {*slices.values()}
+    updates = {op for op in _updated(program) if _loop_around(op, loops) in by_rows}
     rows = [
         use for use, (op, index) in enumerate(zip(use_op.tolist(), use_index.tolist(), strict=True))
         if (op in slices and index == 0) or (op in updates and index == 1)
@@ -67,13 +63,21 @@ def row_accesses(
 def step_reads(program: Program, use_op: Ints, use_index: Ints) -> Floats:
     """``[uses]`` how often loops read all of a value step by step (see :func:`row_accesses`)."""
     reads = np.zeros(len(program.ops))
-    loops = loops_of(program)
-    for number in _sliced(program) if loops else ():
-        if any(loop.begin < number < loop.end for loop in loops):
-            (step,), stack = program.ops[number].results, program.ops[number].operands[0]
-            share = program.elements[step] / max(program.elements[stack], 1)
-            reads[number] = program.repeats[number] * share
+    for number in _read_in_loops(program, loops_of(program)):
+        (step,), stack = program.ops[number].results, program.ops[number].operands[0]
+        share = program.elements[step] / max(program.elements[stack], 1)
+        reads[number] = program.repeats[number] * share
     return np.asarray(reads[use_op] * (use_index == 0))
+
+
+def _read_in_loops(program: Program, loops: Sequence[LoopOps]) -> dict[int, LoopOps]:
+    """The slices of steps in loops, each with its innermost loop."""
+    found = ((op, _loop_around(op, loops)) for op in _sliced(program)) if loops else ()
+    return {op: loop for op, loop in found if loop is not None}
+
+
+def _loop_around(op: int, loops: Sequence[LoopOps]) -> LoopOps | None:
+    return next((loop for loop in loops if loop.begin < op < loop.end), None)
 
 
 def _sliced(program: Program) -> Iterator[int]:
