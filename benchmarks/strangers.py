@@ -496,14 +496,17 @@ def write_block(page: pathlib.Path, name: str, text: str) -> None:
     page.write_text(head + begin + text + "\n" + end + rest.split(end)[1], encoding="utf-8")
 
 
-def seeds_in(text: str) -> range:
-    """The seeds of a text such as ``0:40``, or ``0:40:2`` for the even ones."""
-    return range(*map(int, text.split(":")))
+def seeds_in(text: str) -> list[int]:
+    """The seeds of a text such as ``0:40``, ``0:40:2`` for the even ones, or ``3,8,20:24``."""
+    parts = [[int(number) for number in part.split(":")] for part in text.split(",")]
+    return [seed for part in parts for seed in (range(*part) if len(part) > 1 else part)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=seeds_in, default=range(40), help="such as 0:40")
+    parser.add_argument(
+        "--seeds", type=seeds_in, default=[*range(40)], help="such as 0:40 or 3,8,20:24:2"
+    )
     parser.add_argument("--plans", type=int, default=2, help="random plans of each program")
     parser.add_argument("--experts", type=int, default=99, help="at most, drawn by the seed")
     parser.add_argument(
