@@ -109,7 +109,7 @@ def samples() -> Iterator[Sample]:
         analysis = toast.analyze(stranger.model, platform=hardware.platform)
         space = Space(analysis, Mesh.parse(stranger.mesh))
         model = CostModel(space, hardware)
-        other = CostModel(space, hardware.as_compiled_for)
+        other = CostModel(space, hardware.as_scheduled_for)
         for row in rows:
             if row.seed == seed and (row.compiled or row.verdict == "out of memory"):
                 state = strangers.unpacked(row.state, model.space.initial)

@@ -290,7 +290,7 @@ def plans_of(
 def models_of(
     stranger: grammar.Stranger, lowering: Lowering, **memory: Any
 ) -> tuple[CostModel, CostModel]:
-    """The cost model of a program, and that for XLA's scheduler (``as_compiled_for``).
+    """The cost model of a program, and that for XLA's scheduler (``as_scheduled_for``).
 
     ``memory`` are ``remat`` and ``microbatches`` of :func:`toast.analyze`.
     """
@@ -299,7 +299,7 @@ def models_of(
         stranger.model, platform=hardware.platform, lowering=lowering, **memory
     )
     space = Space(analysis, Mesh.parse(stranger.mesh))
-    return CostModel(space, hardware), CostModel(space, hardware.as_compiled_for)
+    return CostModel(space, hardware), CostModel(space, hardware.as_scheduled_for)
 
 
 def rows_of(
@@ -451,8 +451,8 @@ def report(rows: Sequence[Row]) -> str:
     names = (
         "programs (plans)", "plans compiled", "arguments exact",
         "peak: median, 90th percentile, worst error",
-        "step, with the links that XLA assumes: the same",
-        "step, with the links that exist: the same", "kernels: the same",
+        "step, with the collectives of XLA's schedule: the same",
+        "step, with those that exist: the same", "kernels: the same",
         "bytes sent: the same", "said to fit, and do not", "said not to fit, and do",
         "regret: mean, 95th percentile, worst", "plan ranked first does not fit", "plans lost",
     )  # fmt: skip

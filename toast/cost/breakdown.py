@@ -9,6 +9,7 @@ import numpy as np
 
 from toast.cost.entities import OP_SCOPES, Entity, Floats, Ints
 from toast.cost.model import CostModel
+from toast.cost.reshard_runs import reshard_runs
 from toast.cost.terms import StepPart, Traffic
 from toast.hardware import COLLECTIVES
 from toast.space import States
@@ -67,11 +68,12 @@ def break_down(model: CostModel, state: States) -> Breakdown:
     program, names = model.space.analysis.program, model.space.analysis.names
     repeats = np.array(program.repeats, dtype=np.float64)
     value_op = np.array([value.op for value in program.values], dtype=np.int64)
+    moved = reshard_runs(program, names.use_value).astype(np.float64)
     every_op, every_value = np.arange(len(repeats)), np.arange(len(value_op))
     of_op = _Spread(model.space.classes.of_op, repeats, every_op)
     spreads = {
         Entity.VALUE_CLASS: _Spread(t.value_class, repeats[value_op], value_op),
-        Entity.USE_CLASS: _Spread(t.use_class, repeats[names.use_op], names.use_op),
+        Entity.USE_CLASS: _Spread(t.use_class, moved, names.use_op),
     }
     parts, by_term = np.zeros((len(StepPart), len(repeats))), {}
     for term, seconds in model.work(layout):
@@ -82,9 +84,7 @@ def break_down(model: CostModel, state: States) -> Breakdown:
         parts[term.part] += by_term[term.name]
     movers = {
         Entity.VALUE_CLASS: (_Members(t.value_class, every_value, repeats[value_op]), value_op),
-        Entity.USE_CLASS: (
-            _Members(t.use_class, names.use_value, repeats[names.use_op]), names.use_op,
-        ),
+        Entity.USE_CLASS: (_Members(t.use_class, names.use_value, moved), names.use_op),
     }  # fmt: skip
     collectives: list[OpCollective] = []
     moves = list(model.traffic(layout))

@@ -32,7 +32,8 @@ from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
 from toast.cost.product_layouts import ProductLayouts
 from toast.cost.product_reads import read_by_products, read_shares, repeated
-from toast.cost.rounding import lookups_rounded, rounded_stacks, stored_rounded
+from toast.cost.reshard_runs import loops_around, reshard_runs
+from toast.cost.rounding import carries_rounded, lookups_rounded, rounded_stacks, stored_rounded
 from toast.cost.step_rows import row_accesses, step_reads
 from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
@@ -591,7 +592,7 @@ class _Slots:
         program, ops = self._space.analysis.program, self._space.classes.representative
         place = {k: number for number, k in enumerate(products.tolist())}
         views = argument_views(program)
-        rows: list[tuple[int, int, float, int, bool]] = []
+        rows: list[tuple[int, int, float, int, float]] = []
         for (k, side, index), slot in self._number.items():
             if k in place:
                 op = program.ops[int(ops[k])]
@@ -599,11 +600,11 @@ class _Slots:
                 type_ = program.values[value].type
                 size = float(math.prod(type_.shape)) * element_bytes(type_.dtype)
                 size *= 1.0 if stored is None else float(stored[value])
-                rows.append((place[k], slot, size, side, views[value]))
+                viewed = min(1.0, views[value] / program.repeats[int(ops[k])])
+                rows.append((place[k], slot, size, side, viewed))
         numbers = np.array(sorted(rows), dtype=np.float64).reshape(-1, 5)
         product, slots = numbers[:, :2].T.astype(np.int64)
-        result, viewed = numbers[:, 3:].T > 0
-        return ProductTensors(product, slots, numbers[:, 2], result, viewed)
+        return ProductTensors(product, slots, numbers[:, 2], numbers[:, 3] > 0, numbers[:, 4])
 
     def has_factor(self, width: int) -> Bools:
         """``[slots, width]`` whether a dimension has the factor; the last column: no factor."""
@@ -724,17 +725,18 @@ def _group_values(
     # For each value and use slot: the number of reshards, and of reads by kernels.
     # The body of a loop makes its own copy of a value that it does not change.
     reads: list[dict[tuple[int, int], tuple[int, float]]] = [{} for _ in program.values]
-    loops = _loops(program) if loops_of(program) else []
+    loops = [loop.last_carry if loop else -1 for loop in loops_around(program)]
     used_in: dict[int, dict[int, int]] = defaultdict(dict)  # numbers of loops, by value
     of_uses: list[tuple[int, int]] = []
-    for op, value, slot, accessed in zip(
-        use_op.tolist(), use_of.tolist(), use_slot.tolist(), accesses.tolist(), strict=True
-    ):
-        times, of_value_reads = program.repeats[op], reads[value]
-        place = used_in[value].setdefault(loops[op], len(used_in[value])) if loops else 0
+    for op, value, slot, accessed, moved in zip(
+        use_op.tolist(), use_of.tolist(), use_slot.tolist(), accesses.tolist(),
+        reshard_runs(program, use_of).tolist(), strict=True,
+    ):  # fmt: skip
+        of_value_reads = reads[value]
+        place = used_in[value].setdefault(loops[op], len(used_in[value]))
         of_uses.append((slot, place))
         most, read = of_value_reads.get((slot, place), (0, 0.0))
-        of_value_reads[slot, place] = max(most, times), read + times * accessed
+        of_value_reads[slot, place] = max(most, moved), read + program.repeats[op] * accessed
     repeats, sums = [program.repeats[op] for op in program.makers], sum_runs(program, rules)
     places = list(zip(host.inside.tolist(), host.moved.tolist(), strict=True))
     tests = [0] * len(program.values)
@@ -835,19 +837,6 @@ def _written(
         live.exists & ~live.by_product & ~elsewhere & ~priced[maker] & ~host.inside & ~host.moved
         & ~allocated
     )  # fmt: skip
-
-
-def _loops(program: Program) -> list[int]:
-    """``[ops]`` the loop in whose body an op uses its operands: its last ``carry``; -1 for none."""
-    ends = {loop.last_carry: loop.end for loop in loops_of(program)}
-    loops, around = [], [-1]
-    for op in range(len(program.ops)):
-        while around[-1] >= 0 and op > ends[around[-1]]:
-            around.pop()
-        loops.append(around[-1])
-        if op in ends:
-            around.append(op)
-    return loops
 
 
 def _products(
@@ -1029,9 +1018,12 @@ def _rounded(
         if kinds[op] in rounded and program.values[value].type.dtype == "f32":
             share[grouped.of_use[use]] = rounded[kinds[op]]
     tables = lookups_rounded(program)
+    carries = carries_rounded(program, element_bytes(operands.get("dot_general") or "f32"))
     for use, (op, value) in enumerate(zip(use_op.tolist(), use_of.tolist(), strict=True)):
         if value in tables and kinds[op] == "gather":
             share[grouped.of_use[use]] = tables[value]
+        elif op in carries:
+            share[grouped.of_use[use]] = carries[op]
     return share
 
 

@@ -34,8 +34,9 @@ _MOST_PARTS = 32
 #: scatters and grouped products.
 _FEW = 8
 
-#: A product is summed whole if it takes less than this share of the transfer of its parts, by XLA's
-#: estimate.  Fitted: compiled programs sum whole up to shares of 0.33, and in parts from 0.37 on.
+#: A product is not computed in a loop of its parts if it takes less than this share of the transfer
+#: of its sums, by XLA's estimate.  Fitted: compiled programs have loops from shares of 0.37 on, and
+#: none up to 0.33.
 _SHORT = 0.35
 
 
@@ -119,9 +120,13 @@ class LocalLayout:
         place = np.maximum(values.repeated, 0)[:, None]
         if not (values.repeated >= 0).any():
             return 1.0
-        copies = np.take_along_axis(values.sizes, place + 1, axis=1)[:, 0]
+        copies, row = (
+            np.take_along_axis(values.sizes, dim, axis=1)[:, 0]
+            for dim in (place + 1, values.rank[:, None] - 1)
+        )
+        rows = (values.repeated >= 0) & (row % self.machine.hardware.lanes == 0)
         few = self._heads * copies < SUBLANES
-        return np.where((values.repeated >= 0) & few, np.minimum(copies / SUBLANES, 1.0), 1.0)
+        return np.where(rows & few, np.minimum(copies / SUBLANES, 1.0), 1.0)
 
     @functools.cached_property
     def _heads(self) -> Floats:
@@ -259,19 +264,17 @@ class Layout(LocalLayout):
 
         It does so for scatters, gathers and grouped products over many devices, or if their sum is
         over more axes than it is scattered along, for grouped products that are scattered over more
-        than two devices along their last dimension, for sums scattered along several dimensions,
-        and for products that are too short to run beside the transfer of their parts.
+        than two devices along their last dimension, and for sums scattered along several
+        dimensions.  Of products that do not run beside the transfer of their parts, it sums those
+        over many devices whole, and those whose parts are no whole tiles.
         """
         t, axes = self.tables, self.scattered
         if not axes.any():
             return np.zeros(axes.shape, dtype=bool)
-        op_class = t.slots.op_class[t.values.slot]
         parts = self.devices[axes]
-        shards = self.devices[axes_of(self.held < t.slots.dim.shape[1] - 1)]
-        once = np.take(t.ops.peak_seconds / shards, op_class, axis=1)
-        seconds = self.machine.estimated.seconds(SCATTER, self.value_bytes * parts, axes)
-        whole = (once < _SHORT * seconds) & t.ops.product[op_class] & (parts > UNROLLED)
-        whole |= t.values.summed_whole & self.summed_over_many | self.summed_at_once
+        short = self._short & t.ops.product[t.slots.op_class[t.values.slot]]
+        whole = self._in_lanes & (short | (parts <= UNROLLED))
+        whole |= (short | t.values.summed_whole) & self.summed_over_many | self.summed_at_once
         if t.values.grouped.any():
             last = axes_of(self.settled == t.values.rank[:, None] - 1)
             whole |= t.values.grouped & (axes & last > 0) & (parts > 2)
@@ -279,6 +282,39 @@ class Layout(LocalLayout):
             both = (axes >> np.uint8(a)) & (axes >> np.uint8(b)) & 1
             whole |= (both > 0) & (self.settled[..., a] != self.settled[..., b])
         return np.asarray(whole)
+
+    @functools.cached_property
+    def _short(self) -> Bools:
+        """``[S, C]`` whether a product is too short to run beside the transfer of its parts."""
+        t, axes = self.tables, self.scattered
+        shards = self.devices[axes_of(self.held < t.slots.dim.shape[1] - 1)]
+        once = np.take(t.ops.peak_seconds / shards, t.slots.op_class[t.values.slot], axis=1)
+        sums = self.value_bytes * self.devices[axes]
+        return np.asarray(once < _SHORT * self.machine.estimated.seconds(SCATTER, sums, axes))
+
+    @functools.cached_property
+    def _in_lanes(self) -> Bools:
+        """``[S, C]`` whether the sum of a product is scattered along lanes that its parts split.
+
+        XLA for TPUs scatters parts of pairs of whole tiles, of more than half of a tile's rows.
+        """
+        values, lanes = self.tables.values, self.machine.hardware.lanes
+        product = self.tables.ops.product[self.tables.slots.op_class[values.slot]]
+        odd = (self.scattered > 0) & product & (values.rank > 1)
+        if lanes == 1 or not odd.any():
+            return np.zeros(odd.shape, dtype=bool)
+        state, value = np.nonzero(odd)
+        dims, sizes = self.settled[state, value], values.sizes[value]
+        lane = self.machine.in_lanes(sizes, values.rank[value], values.element[value], dims)
+        local = np.stack([
+            sizes[:, d] / self.devices[axes_of(dims == d)] for d in range(sizes.shape[1])
+        ], axis=1)  # fmt: skip
+        here = lane[:, None] == np.arange(sizes.shape[1])
+        width = local[here]
+        rows = np.where(here, 1, local).max(axis=1)
+        along = (self.scattered[state, value] & axes_of(dims == lane[:, None])) > 0
+        odd[state, value] = along & ((width % (2 * lanes) != 0) | (rows <= SUBLANES // 2))
+        return odd
 
     @functools.cached_property
     def summed_at_once(self) -> Bools:
@@ -301,9 +337,8 @@ class Layout(LocalLayout):
         if self.machine.hardware.platform != "tpu":
             return np.zeros(self.scattered.shape, dtype=bool)
         parts = self.devices[self.scattered]
-        return np.asarray(
-            (parts > UNROLLED) & (parts <= _MOST_PARTS) & ~self.whole & ~self.tables.values.grouped
-        )
+        many = (parts > UNROLLED) & (parts <= _MOST_PARTS)
+        return np.asarray(many & ~self._short & ~self.whole & ~self.tables.values.grouped)
 
     @functools.cached_property
     def unrolled(self) -> Bools:

@@ -57,6 +57,9 @@ GROUPED = frozenset({"chlo_ragged_dot", "ragged_dot"})
 #: Attributes of a scatter: dimensions of its rows, and those that an index determines.
 _SCATTERED_DIMS = ("input_batching_dims", "inserted_window_dims")
 
+#: Attributes of a product: the dimensions that it sums over, of each operand.
+_CONTRACTED_DIMS = ("lhs_contracting_dimensions", "rhs_contracting_dimensions")
+
 #: Ops whose results are their operands: nothing moves.
 PASSED_ON = BOUNDARY | {"optimization_barrier"}
 
@@ -215,8 +218,15 @@ class LiveRanges:
         start = np.full(len(unique), len(self.program.ops), dtype=np.int64)
         end = np.zeros(len(unique), dtype=np.int64)
         # A use may be part of an earlier kernel.
-        np.minimum.at(start, copy, np.minimum(self.use_op[large], self.live.use_end[large]))
-        np.maximum.at(end, copy, self.live.use_end[large] + 1)
+        first = np.minimum(self.use_op[large], self.live.use_end[large])
+        last = self.live.use_end[large]
+        made = self.maker[self.use_value[large]]
+        for loop in loops_of(self.program):  # which does not change the value: one copy before it
+            inside = (self.use_op[large] > loop.last_carry) & (self.use_op[large] <= loop.end)
+            kept = inside & (made < loop.begin)
+            first[kept], last[kept] = loop.begin, loop.end
+        np.minimum.at(start, copy, first)
+        np.maximum.at(end, copy, last + 1)
         value, use_class = np.divmod(unique, max(self.use_classes, 1))
         return Lifetimes(use_class, start, end, value)
 
@@ -319,7 +329,7 @@ def liveness(
         early,
         late,
         kernel_kinds(program, lanes),
-        _moves(program, kind_of_op, repeated),
+        _moves(program, kind_of_op, repeated, lanes),
         repeated,
     )
 
@@ -418,14 +428,17 @@ def _repeated(program: Program, kinds: list[str], lanes: int) -> dict[int, int]:
 
     A token attends to a cache ``[batch, keys, heads, size]``, of which several queries share each
     head.  Joining the heads with their copies changes tiles, so that a kernel of its own repeats
-    them, unless a device has one head, or the layout of the cache is another because heads are no
-    whole rows of tiles.
+    them, unless a device has one head.  If heads are no whole rows of tiles, the keys are in the
+    lanes: a product that does not sum over them repeats heads as it reads.
     """
     found = {}
     for number, op in enumerate(program.ops):
         if kinds[number] != "dot_general" or not of_vectors(program.signatures[op.signature]):
             continue
-        for value in op.operands:
+        for value, name in zip(op.operands, _CONTRACTED_DIMS, strict=True):
+            rank = len(program.values[value].type.shape)
+            summed = dimensions_in(program.signatures[op.signature], name)
+            sums_keys = bool(summed) and rank - 1 not in summed
             while kinds[program.values[value].op] in _MOVING:
                 (value,) = program.ops[program.values[value].op].operands
             made = program.ops[program.values[value].op]
@@ -438,21 +451,23 @@ def _repeated(program: Program, kinds: list[str], lanes: int) -> dict[int, int]:
                     ) if elements > 1
                 }  # fmt: skip
                 new = [d for d in range(len(size)) if size[d] > 1 and d not in kept]
-                if len(new) == 1 and 0 < new[0] < len(size) - 1 and size[-1] % lanes == 0:
+                apart = sums_keys or size[-1] % lanes == 0
+                if len(new) == 1 and 0 < new[0] < len(size) - 1 and apart:
                     found[value] = new[0] - 1
     return found
 
 
-def _moves(program: Program, kinds: list[str], repeated: Mapping[int, int]) -> Floats:
+def _moves(program: Program, kinds: list[str], repeated: Mapping[int, int], lanes: int) -> Floats:
     """``[ops]`` how often the vector unit moves each element of kernels that change tiles.
 
-    Repeated heads are in tiles of as many rows as there are copies of each: moves of two rows take
-    as long as those of eight.
+    Repeated heads are in tiles of as many rows as there are copies of each, unless keys are in the
+    lanes: moves of two rows take as long as those of eight.
     """
     moves = np.array([float(kind == "relayout") for kind in kinds])
     for value, heads in repeated.items():
-        copies = program.values[value].type.shape[heads + 1]
-        moves[program.values[value].op] = max(1.0, SUBLANES / copies)
+        shape = program.values[value].type.shape
+        rows = shape[heads + 1] if shape[-1] % lanes == 0 else SUBLANES
+        moves[program.values[value].op] = max(1.0, SUBLANES / rows)
     return moves
 
 

@@ -57,27 +57,46 @@ class Machine:
         lanes = self.hardware.lanes
         if lanes == 1:
             return np.ones(dims.shape[:-1])
+        local = self._local(sizes, dims)
         packed = np.maximum(_WORD / np.asarray(element), 1.0)
+        only = local[..., 0] if sizes.shape[-1] else np.ones(dims.shape[:-1])
+        tile = np.clip(2.0 ** np.ceil(np.log2(only)), lanes * packed, lanes * _ROWS)
+        alone = np.where(np.equal(rank, 1), np.ceil(only / tile) * tile / only, lanes * packed)
+        padded = self._paddings(local, rank, packed).min(axis=-1, initial=np.inf)
+        return np.asarray(np.where(np.greater(rank, 1), padded, alone))
+
+    def in_lanes(self, sizes: Ints, rank: Ints, element: Floats, dims: Dims) -> Ints:
+        """The dimension in the lanes of a tile: ``[...]``, the last one with the least padding.
+
+        The arguments are those of :meth:`lane_padding`.
+        """
+        packed = np.maximum(_WORD / np.asarray(element), 1.0)
+        padded = self._paddings(self._local(sizes, dims), rank, packed)
+        return np.asarray(sizes.shape[-1] - 1 - padded[..., ::-1].argmin(axis=-1))
+
+    def _local(self, sizes: Ints, dims: Dims) -> Floats:
+        """``[..., R]`` elements of a device's part of tensors along each dimension."""
         local = np.broadcast_to(sizes, (*dims.shape[:-1], sizes.shape[-1])).astype(np.float64)
         for axis, devices in enumerate(self.axis_sizes.tolist()):
             here = dims[..., axis, None] == np.arange(sizes.shape[-1])
             local = np.where(here, local / devices, local)
-        local = np.maximum(local, 1.0)
+        return np.maximum(local, 1.0)
+
+    def _paddings(self, local: Floats, rank: Ints, packed: Floats) -> Floats:
+        """``[..., R]`` padded bytes over bytes of tensors if a dimension is in the lanes."""
+        lanes = self.hardware.lanes
         wide = np.ceil(local / lanes) * lanes / local
         rows = np.minimum(2.0 ** np.ceil(np.log2(local)), _ROWS)
         rows = np.maximum(rows, np.minimum(packed, _ROWS)[..., None])
         tall = np.ceil(local / rows) * rows / local
-        real = np.arange(sizes.shape[-1]) < np.asarray(rank)[..., None]
+        real = np.arange(local.shape[-1]) < np.asarray(rank)[..., None]
         wide, tall = (np.where(real, padding, np.inf) for padding in (wide, tall))
-        every = np.arange(sizes.shape[-1])
+        every = np.arange(local.shape[-1])
         padded = [
             wide[..., d] * tall[..., every != d].min(axis=-1, initial=np.inf)
             for d in every.tolist()
         ]
-        only = local[..., 0] if sizes.shape[-1] else np.ones(dims.shape[:-1])
-        tile = np.clip(2.0 ** np.ceil(np.log2(only)), lanes * packed, lanes * _ROWS)
-        alone = np.where(np.equal(rank, 1), np.ceil(only / tile) * tile / only, lanes * packed)
-        return np.asarray(np.where(np.greater(rank, 1), np.min(padded, axis=0), alone))
+        return np.stack(padded, axis=-1) if padded else np.ones((*local.shape[:-1], 0))
 
     def tables(self, tables: Tables, collective: Ints, group: Ints) -> Tables:
         """``tables`` with the columns that depend on hardware and mesh.

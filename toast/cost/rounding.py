@@ -12,7 +12,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from toast.cost.entities import Bools, Ints
-from toast.cost.liveness import BARRIERS, MATRIX_PRODUCTS, ROOTS, Liveness, loops_of
+from toast.cost.liveness import (
+    BARRIERS,
+    MATRIX_PRODUCTS,
+    ROOTS,
+    Liveness,
+    loop_ties,
+    loops_of,
+)
 from toast.program import Program, element_bytes
 from toast.space import PRODUCTS
 
@@ -118,25 +125,53 @@ def lookups_rounded(program: Program) -> dict[int, float]:
     XLA rounds the shards of a table, and gathers these, if all that is looked up in it is rounded
     at once.
     """
+    users, shares = _users(program), dict[int, float]()
+    for number, op in enumerate(program.ops):
+        if program.kinds[number] == "gather":
+            table = op.operands[0]
+            share = _rounded_bytes(program, users, op.results[0])
+            share /= element_bytes(program.values[table].type.dtype)
+            shares[table] = max(share, shares.get(table, 0.0))
+    return {table: share for table, share in shares.items() if share < 1.0}
+
+
+def carries_rounded(program: Program, products: float) -> dict[int, float]:
+    """By ``yield``: bytes of an element as the next iteration needs it, over those of its own.
+
+    A recurrence keeps its state in float32, and its product rounds it: XLA gathers the rounded one.
+    ``products`` are the bytes to which products round elements of float32.
+    """
+    users, shares = _users(program), dict[int, float]()
+    for end, begin in loop_ties(program):
+        (carried,), results = program.ops[begin].results, program.ops[end].results
+        if not any(users[value] for value in results):
+            share = _rounded_bytes(program, users, carried, products)
+            share /= element_bytes(program.values[carried].type.dtype)
+            if share < 1.0:
+                shares[end] = share
+    return shares
+
+
+def _users(program: Program) -> list[list[int]]:
+    """``[values]`` the ops that use each value."""
     users: list[list[int]] = [[] for _ in program.values]
     for number, op in enumerate(program.ops):
         for value in op.operands:
             users[value].append(number)
+    return users
 
-    def bytes_of(value: int) -> float:
-        """The bytes of an element when all users of a value have rounded it."""
-        sizes = [
-            bytes_of(op.results[0]) if kind in _MOVING
-            else element_bytes(program.values[op.results[0]].type.dtype) if kind == "convert"
-            else math.inf
-            for op, kind in ((program.ops[user], program.kinds[user]) for user in users[value])
-        ]  # fmt: skip
-        return max(sizes, default=math.inf)
 
-    shares: dict[int, float] = {}
-    for number, op in enumerate(program.ops):
-        if program.kinds[number] == "gather":
-            table = op.operands[0]
-            share = bytes_of(op.results[0]) / element_bytes(program.values[table].type.dtype)
-            shares[table] = max(share, shares.get(table, 0.0))
-    return {table: share for table, share in shares.items() if share < 1.0}
+def _rounded_bytes(
+    program: Program, users: Sequence[Sequence[int]], value: int, products: float = math.inf
+) -> float:
+    """The bytes of an element when all users of a value, such as products, have rounded it."""
+
+    def by(user: int) -> float:
+        kind, op = program.kinds[user], program.ops[user]
+        if kind in _MOVING:
+            return _rounded_bytes(program, users, op.results[0], products)
+        if kind == "convert":
+            return element_bytes(program.values[op.results[0]].type.dtype)
+        return products if kind in PRODUCTS else math.inf
+
+    return max(map(by, users[value]), default=math.inf)

@@ -82,7 +82,7 @@ class ProductTensors(EntityTable):
     slot: Ints
     bytes: Floats
     result: Bools  # whether it is a result
-    viewed: Bools  # whether it is an argument, or a part of one
+    viewed: Floats  # share of the runs that read an argument, or a part of one, from memory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,9 @@ from typing import Literal, get_args
 
 from toast.hardware.product_prices import ProductPrices
 
+#: The latency of a hop in the estimates of XLA's partitioner; its scheduler has none.
+_HOP_S = 1e-6
+
 
 @dataclasses.dataclass(frozen=True)
 class Interconnect:
@@ -209,14 +212,25 @@ class Hardware:
 
     @property
     def as_compiled_for(self) -> Hardware:
-        """The hardware as XLA's compiler sees it: the ends of all dimensions of a torus are linked.
+        """The hardware as XLA's partitioner sees it: the ends of all torus dimensions are linked.
 
         Small slices of the real one lack these links, so that collectives take up to twice as long.
         """
+        return self._as_linked(_HOP_S)
+
+    @property
+    def as_scheduled_for(self) -> Hardware:
+        """The hardware as XLA's scheduler sees it: the same, and only bytes take collectives time.
+
+        A loop with a small collective in each of its thousand steps takes longer on real devices.
+        """
+        return self._as_linked(0.0)
+
+    def _as_linked(self, latency_s: float) -> Hardware:
         if self.interconnect.topology != "torus":
             return self
-        closed = dataclasses.replace(self.interconnect, wraparound_from=1)
-        return dataclasses.replace(self, interconnect=closed)
+        links = dataclasses.replace(self.interconnect, wraparound_from=1, latency_s=latency_s)
+        return dataclasses.replace(self, interconnect=links)
 
     def peak(self, dtype: str) -> float:
         """Achievable FLOP/s of products with element type ``dtype``, such as ``bf16``.

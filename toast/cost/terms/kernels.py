@@ -56,7 +56,7 @@ class ProductWork(LocalTerm):
         dims = slot_dims(t, layout.held, t.tensors.slot)
         tensors = t.tensors.bytes / layout.devices[axes_of(dims >= 0)]
         # Arguments are in memory, whatever their size: a step reads them at least once.
-        moving = np.where(t.tensors.viewed, tensors, hardware.products.moved_bytes(tensors))
+        moving = np.maximum(tensors * t.tensors.viewed, hardware.products.moved_bytes(tensors))
         first = np.flatnonzero(np.diff(t.tensors.product, prepend=-1))
         count = t.ops.count[op_class].astype(np.float64)
         moved: Floats = np.add.reduceat(moving, first, axis=1) * count
