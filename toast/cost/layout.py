@@ -273,7 +273,7 @@ class Layout(LocalLayout):
             return np.zeros(axes.shape, dtype=bool)
         parts = self.devices[axes]
         short = self._short & t.ops.product[t.slots.op_class[t.values.slot]]
-        whole = self._in_lanes & (short | (parts <= UNROLLED))
+        whole = self._in_lanes & (~self._in_parts | (parts == 2))
         whole |= (short | t.values.summed_whole) & self.summed_over_many | self.summed_at_once
         if t.values.grouped.any():
             last = axes_of(self.settled == t.values.rank[:, None] - 1)
@@ -332,20 +332,27 @@ class Layout(LocalLayout):
         return np.asarray(self.devices[self.scattered] > _FEW)
 
     @functools.cached_property
+    def _in_parts(self) -> Bools:
+        """``[S, C]`` whether XLA for TPUs may compute a product in parts, for a scattered sum."""
+        parts = self.devices[self.scattered]
+        few = (parts > 1) & (parts <= UNROLLED) & (self.partial == self.scattered)
+        many = (parts > UNROLLED) & (parts <= _MOST_PARTS)
+        on_tpu = self.machine.hardware.platform == "tpu"
+        return np.asarray((few | many) & ~self._short & on_tpu)
+
+    @functools.cached_property
     def parted(self) -> Bools:
         """``[S, C]`` whether XLA's TPU compiler makes a loop of products of parts for a sum."""
-        if self.machine.hardware.platform != "tpu":
-            return np.zeros(self.scattered.shape, dtype=bool)
-        parts = self.devices[self.scattered]
-        many = (parts > UNROLLED) & (parts <= _MOST_PARTS)
-        return np.asarray(many & ~self._short & ~self.whole & ~self.tables.values.grouped)
+        many = self.devices[self.scattered] > UNROLLED
+        return np.asarray(self._in_parts & many & ~self.whole & ~self.tables.values.grouped)
 
     @functools.cached_property
     def unrolled(self) -> Bools:
-        """``[S, C]`` the same of few parts, unrolled: sums over the scattered axes alone."""
-        parts = self.devices[self.scattered]
-        few = (parts > 1) & (parts <= UNROLLED) & (self.partial == self.scattered) & ~self.whole
-        return np.asarray(few & (self.machine.hardware.platform == "tpu"))
+        """``[S, C]`` the same of few parts, unrolled: sums over the scattered axes alone.
+
+        Two parts are one reduce-scatter or all-reduce, whose operands wait as those of a loop do.
+        """
+        return np.asarray(self._in_parts & (self.devices[self.scattered] <= UNROLLED))
 
     @functools.cached_property
     def looped_gathers(self) -> Loops:

@@ -5,27 +5,36 @@ from __future__ import annotations
 import numpy as np
 
 from toast.cost.entities import Ints
-from toast.cost.liveness import LoopOps, loops_of
+from toast.cost.liveness import BARRIERS, LoopOps, loops_of
 from toast.program import Program
+
+#: Ops that XLA does not move out of a loop.
+_STAYING = BARRIERS | {"optimization_barrier", "yield"}
 
 
 def reshard_runs(program: Program, use_value: Ints) -> Ints:
-    """``[uses]`` how often a step reshards their values: as often as these are computed.
+    """``[uses]`` how often a step reshards their values: as often as these change.
 
-    XLA reshards what a loop does not change before the loop.  What a loop carries changes in each
-    iteration, and is resharded there for its body and for the next iteration.  A stack that a loop
-    fills is resharded before or after the loop.
+    XLA computes and reshards what a loop does not change before the loop, except behind barriers.
+    What a loop carries changes in each iteration, and is resharded there for its body and for the
+    next iteration.  A stack that a loop has filled is resharded after the loop.
     """
-    made = np.array([program.repeats[op] for op in program.makers], dtype=np.int64)
-    for loop in loops_of(program):
-        for op in range(loop.begin, loop.last_carry + 1):
-            made[list(program.ops[op].results)] = program.repeats[loop.last_carry + 1]
+    changes = np.ones(len(program.values), dtype=np.int64)
+    inside = {
+        op: program.repeats[loop.last_carry + 1]
+        for loop in loops_of(program)
+        for op in range(loop.begin, loop.last_carry + 1)
+    }
     for number, op in enumerate(program.ops):
-        if program.kind(number) == "dynamic_update_slice":
-            carry = program.makers[op.operands[0]]
-            if program.kind(carry) == "carry":
-                made[[op.operands[0], *op.results]] = program.repeats[carry]
-    return np.asarray(made[use_value])
+        kind, runs = program.kind(number), program.repeats[number]
+        if kind == "carry":
+            runs = inside[number]
+        elif kind == "dynamic_update_slice" and program.makers[op.operands[0]] in inside:
+            runs = program.repeats[program.makers[op.operands[0]]]
+        elif kind not in _STAYING:
+            runs = min(runs, max((int(changes[value]) for value in op.operands), default=1))
+        changes[list(op.results)] = runs
+    return np.asarray(changes[use_value])
 
 
 def loops_around(program: Program) -> list[LoopOps | None]:
