@@ -66,6 +66,19 @@ def test_several_heads_are_repeated_by_a_kernel_of_their_own() -> None:
     assert repeated > 4 * sharded
 
 
+def test_heads_of_half_a_tile_are_repeated_for_the_sum_over_keys() -> None:
+    """Their keys are in the lanes, so that the other product repeats heads as it reads."""
+
+    def values(weights: Any, cache: Any) -> Any:
+        return jnp.einsum("bnt,btnk->bnk", weights, jnp.repeat(cache, 4, axis=2))
+
+    heads = shape(8, 4096, 4, 64)
+    assert terms("tpu-v5e", repeating, shape(8, 16, 64), heads).get("writes", 0.0) == 0
+    found = terms("tpu-v5e", values, shape(8, 16, 4096), heads)
+    seconds = 8 * 4096 * 16 * 64 / V5E.transposed_elements_per_s  # each element moves once
+    assert found["writes"] == pytest.approx(seconds, rel=1e-3)
+
+
 @pytest.mark.parametrize(("heads", "copies", "moves"), [(4, 2, 4), (2, 8, 1), (2, 2, 1)])
 def test_copies_of_heads_are_the_rows_of_tiles(heads: int, copies: int, moves: int) -> None:
     found = terms("tpu-v5e", repeating, shape(8, heads * copies, 128), shape(8, 4096, heads, 128))

@@ -132,6 +132,30 @@ def test_a_scatter_is_summed_over_all_axes_at_once() -> None:
     assert moved[COLLECTIVES.index("all_reduce")] == 1024 * 64 * 2  # the whole table, once
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "whole"),
+    [
+        (64, 256, False),
+        (64, 128, True),  # half of a pair of tiles
+        (64, 320, True),
+        (256, 320, False),  # the rows are in the lanes
+        (4, 256, True),  # half of a tile's rows
+    ],
+)
+def test_sums_along_lanes_are_scattered_by_pairs_of_tiles(
+    rows: int, columns: int, whole: bool
+) -> None:
+    """Each device has ``columns``; others are all-reduced, and sliced."""
+    analysis = toast.analyze(lambda x, w: x @ w, half(rows, 512), half(512, 2 * columns))
+    model = model_of(analysis, "d=2", min_dimensions=0)
+    space = model.space
+    state = space.apply(space.initial, action(space, "x", 1, "d"))
+    kinds = [space.analysis.program.kind(int(op)) for op in space.classes.representative]
+    state[kinds.index("return"), 0] = 1
+    assert moves(model, state) == {"reduce_scatter": 1}
+    assert counts(model, state) == {"all_reduce" if whole else "reduce_scatter": 1}
+
+
 @pytest.mark.parametrize(("columns", "whole"), [(4096, False), (64, True)])
 @pytest.mark.parametrize("closed", [1, 16])
 def test_short_products_are_summed_whole(columns: int, whole: bool, closed: int) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 from toast.errors import HardwareError
-from toast.hardware import load, names
+from toast.hardware import COLLECTIVES, Collectives, Mesh, load, names
 from toast.resources import directory
 
 SHIPPED = {
@@ -419,3 +420,18 @@ def test_values_of_other_kinds(old: str, new: str, message: str, tmp_path: pathl
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(HardwareError, match=re.escape(f": {message}")):
         load(str(path))
+
+
+def test_only_bytes_take_collectives_time_in_schedules_of_xla() -> None:
+    """Its partitioner and its scheduler assume links that small slices lack."""
+    real = load("tpu-v5e")
+    small, large = np.array([0.0]), np.array([1e9])
+    line = Collectives(real, Mesh.parse("d=4"))
+    compiled, scheduled = (
+        Collectives(each, Mesh.parse("d=4"))
+        for each in (real.as_compiled_for, real.as_scheduled_for)
+    )
+    axes, gather = np.array([1], dtype=np.uint8), COLLECTIVES.index("all_gather")
+    assert scheduled.seconds(gather, small, axes) == 0 < compiled.seconds(gather, small, axes)
+    assert compiled.seconds(gather, large, axes) < line.seconds(gather, large, axes)
+    assert load("h100").as_scheduled_for == load("h100")
