@@ -48,7 +48,7 @@ def runs(analysis: toast.Analysis, kind: str, index: int) -> list[int]:
     program, names = analysis.program, analysis.names
     each = zip(
         names.use_op.tolist(), names.use_index.tolist(), names.use_value.tolist(),
-        reshard_runs(program, names.use_value).tolist(), strict=True,
+        reshard_runs(program, names.use_op, names.use_value, partitioned=True).tolist(), strict=True,
     )  # fmt: skip
     return [
         times for op, place, value, times in each
@@ -73,7 +73,7 @@ def test_the_state_is_resharded_in_each_step() -> None:
     program, names = analysis.program, analysis.names
     for op, value, times in zip(
         names.use_op.tolist(), names.use_value.tolist(),
-        reshard_runs(program, names.use_value).tolist(), strict=True,
+        reshard_runs(program, names.use_op, names.use_value, partitioned=True).tolist(), strict=True,
     ):  # fmt: skip
         if program.kind(op) == "yield" and len(program.values[value].type.shape) == 3:
             assert times == 1

@@ -68,7 +68,9 @@ def break_down(model: CostModel, state: States) -> Breakdown:
     program, names = model.space.analysis.program, model.space.analysis.names
     repeats = np.array(program.repeats, dtype=np.float64)
     value_op = np.array([value.op for value in program.values], dtype=np.int64)
-    moved = reshard_runs(program, names.use_value).astype(np.float64)
+    moved = reshard_runs(
+        program, names.use_op, names.use_value, partitioned=model.partitioned
+    ).astype(np.float64)
     every_op, every_value = np.arange(len(repeats)), np.arange(len(value_op))
     of_op = _Spread(model.space.classes.of_op, repeats, every_op)
     spreads = {

@@ -162,6 +162,7 @@ def build(
         program, names.use_op, names.use_index, names.use_value, value_bytes * stored,
         relayout_bytes,
     )  # fmt: skip
+    moves = reshard_runs(program, names.use_op, names.use_value, partitioned=partitioned)
     grouped = _group_values(
         program,
         analysis.rules,
@@ -175,6 +176,7 @@ def build(
         host,
         remade,
         stored,
+        moves,
         *accesses,
     )
     slot_table = slots.table(classes.divisor.shape[1])
@@ -207,6 +209,7 @@ def build(
         host.inside,
         _rounded_stacks(program, product_operands, grouped),
         early,
+        moves,
     )  # fmt: skip
     around = rings
     if loops:
@@ -714,13 +717,15 @@ def _group_values(
     host: HostMemory,
     remade: Bools,
     stored: Floats,
+    moves: Ints,
     accesses: Floats,
     written: Floats,
 ) -> _Grouped:
     """Value classes: values with equal slots, repetitions, accesses and behaviour in memory.
 
     ``accesses`` (``[uses]``) and ``written`` (``[values]``) are those by memory-bound kernels, and
-    ``stored`` (``[values]``) is the share of a value's bytes that is in memory.
+    ``stored`` (``[values]``) is the share of a value's bytes that is in memory.  ``moves``
+    (``[uses]``) are those of :func:`toast.cost.reshard_runs.reshard_runs`.
     """
     # For each value and use slot: the number of reshards, and of reads by kernels.
     # The body of a loop makes its own copy of a value that it does not change.
@@ -730,7 +735,7 @@ def _group_values(
     of_uses: list[tuple[int, int]] = []
     for op, value, slot, accessed, moved in zip(
         use_op.tolist(), use_of.tolist(), use_slot.tolist(), accesses.tolist(),
-        reshard_runs(program, use_of).tolist(), strict=True,
+        moves.tolist(), strict=True,
     ):  # fmt: skip
         of_value_reads = reads[value]
         place = used_in[value].setdefault(loops[op], len(used_in[value]))

@@ -164,6 +164,7 @@ class LiveRanges:
     host: Bools  # [values] whether the value is in the memory of the host
     rounded: Lifetimes  # rounded copies of stacked arguments, by value class
     early: Bools  # [use classes] as :attr:`toast.cost.tables.UseClasses.early`
+    moves: Ints  # [uses] how often a step reshards the value
 
     @functools.cached_property
     def maker(self) -> Ints:
@@ -220,10 +221,11 @@ class LiveRanges:
         # A use may be part of an earlier kernel.
         first = np.minimum(self.use_op[large], self.live.use_end[large])
         last = self.live.use_end[large]
-        made = self.maker[self.use_value[large]]
-        for loop in loops_of(self.program):  # which does not change the value: one copy before it
+        ends = np.array([kind == "yield" for kind in self.program.kinds], dtype=bool)
+        for loop in loops_of(self.program):  # one copy before the loop, if its value stays the same
             inside = (self.use_op[large] > loop.last_carry) & (self.use_op[large] <= loop.end)
-            kept = inside & (made < loop.begin)
+            same = self.moves[large] <= self.program.repeats[loop.begin]
+            kept = inside & same & ~ends[self.use_op[large]]
             first[kept], last[kept] = loop.begin, loop.end
         np.minimum.at(start, copy, first)
         np.maximum.at(end, copy, last + 1)

@@ -117,7 +117,9 @@ class CostModel:
         self.space = space
         self.overlap = overlap
         self.hardware = hardware
-        self._local = local = space.analysis.lowering == "local" if loops is None else loops
+        local = space.analysis.lowering == "local" if loops is None else loops
+        #: Whether XLA partitions the program; TOAST lowers others to those of one device.
+        self.partitioned = not local
         default = LOCAL_TERMS if local else DEFAULT_TERMS
         self.terms = tuple(default if terms is None else terms)
         check(self.terms)
@@ -166,7 +168,7 @@ class CostModel:
             vector_bytes=hardware.vector_bytes,
             relayout_bytes=hardware.relayout_bytes,
             loops=self.loops,
-            partitioned=not self._local,
+            partitioned=self.partitioned,
             delays=hardware.lanes > 1 and "all_gather" in hardware.background,
         )
 

@@ -12,12 +12,13 @@ from toast.program import Program
 _STAYING = BARRIERS | {"optimization_barrier", "yield"}
 
 
-def reshard_runs(program: Program, use_value: Ints) -> Ints:
+def reshard_runs(program: Program, use_op: Ints, use_value: Ints, *, partitioned: bool) -> Ints:
     """``[uses]`` how often a step reshards their values: as often as these change.
 
     XLA computes and reshards what a loop does not change before the loop, except behind barriers.
     What a loop carries changes in each iteration, and is resharded there for its body and for the
-    next iteration.  A stack that a loop has filled is resharded after the loop.
+    next iteration.  A stack that a loop has filled is resharded after the loop.  If the program is
+    not ``partitioned`` by XLA, its collectives stay in the loop.
     """
     changes = np.ones(len(program.values), dtype=np.int64)
     inside = {
@@ -34,7 +35,9 @@ def reshard_runs(program: Program, use_value: Ints) -> Ints:
         elif kind not in _STAYING:
             runs = min(runs, max((int(changes[value]) for value in op.operands), default=1))
         changes[list(op.results)] = runs
-    return np.asarray(changes[use_value])
+    if partitioned:
+        return np.asarray(changes[use_value])
+    return np.maximum(changes[use_value], np.array(program.repeats, dtype=np.int64)[use_op])
 
 
 def loops_around(program: Program) -> list[LoopOps | None]:
