@@ -34,7 +34,7 @@ def train_step(params: dict[str, Any], tokens: jax.Array) -> tuple[Any, jax.Arra
 
 
 def types() -> tuple[Any, Any]:
-    shapes = {"embedding": (64, 16), "up": (16, 32), "down": (32, 16), "norm": (16,)}
+    shapes = {"embedding": (64, 512), "up": (512, 1024), "down": (1024, 512), "norm": (512,)}
     return (
         {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()},
         jax.ShapeDtypeStruct((64, 16), jnp.int32),

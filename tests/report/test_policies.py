@@ -76,6 +76,6 @@ def test_the_chart_opens(plans: dict[str, Plan], chrome: Any, tmp_path: pathlib.
     assert page.locator("svg.policies path").count() == 4 + 3  # the area, the lines, the legend
     cells = page.locator(".by-policy tbody tr").all_inner_texts()
     for text, drawn in zip(cells, (plan, full, none), strict=True):
-        assert size_text(drawn.after.peak_bytes) in text
+        assert size_text(int(drawn.after.peak_bytes)) in text
     assert page.complaints == []
     page.close()

@@ -60,8 +60,8 @@ def test_groups_add_up_to_the_memory() -> None:
     at = np.minimum(line.op[last], len(total) - 1)
     assert total[at] == pytest.approx(line.live_bytes[last], rel=1e-6)
     assert {"weights", "optimizer state", "kept activations"} <= {*of.groups} <= {*GROUPS}
-    # Two moments in float32, of weights in bfloat16.
-    assert of.live[of.groups.index("optimizer state")][0] > 1.5 * of.live[0][0]
+    # Two moments in float32, of weights in bfloat16; the plan shards them over more devices.
+    assert of.live[of.groups.index("optimizer state")][0] > 0.5 * of.live[0][0]
     memory = gather(plan)["timeline"]["memory"]
     drawn = np.sum(memory["live"], axis=0) * memory["peak_bytes"] / memory["parts"]
     assert drawn.max() == pytest.approx(line.peak_bytes, rel=1e-3)
