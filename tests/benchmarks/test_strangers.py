@@ -66,8 +66,7 @@ def test_the_report_keeps_both_halves_apart(tmp_path: pathlib.Path) -> None:
     text = strangers.report(rows)
     assert "| programs (plans) | 1 (2) | 2 (3) |" in text
     assert (
-        "| step, with those that exist: the same | 5.0%, 9.0%, +10% | 25.0%, 45.0%, +50% |"
-        in text
+        "| step, with those that exist: the same | 5.0%, 9.0%, +10% | 25.0%, 45.0%, +50% |" in text
     )
     assert "* 1: the compiler died" in text
     path = tmp_path / "rows.csv"
