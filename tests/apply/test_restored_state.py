@@ -38,7 +38,7 @@ def test_a_state_is_placed() -> None:
     tokens = plan().place(values()[1], argument=1)
     assert tokens.sharding == both[1].sharding
     results = plan().jit()(*both)
-    assert results[0]["up"].shape == (16, 32)
+    assert results[0]["up"].shape == (512, 1024)
 
 
 def test_a_state_of_other_devices_is_placed() -> None:
@@ -50,10 +50,10 @@ def test_a_state_of_other_devices_is_placed() -> None:
 
 
 @pytest.mark.parametrize(("change", "text"), [
-    ({"up": np.ones((16, 48), np.float32)},
-     r"params\['up'\]: dimension 1 has 48 elements in the state, and 32 in the plan; restore"),
+    ({"up": np.ones((512, 48), np.float32)},
+     r"params\['up'\]: dimension 1 has 48 elements in the state, and 1024 in the plan; restore"),
     ({"up": np.ones(16, np.float32)}, r"params\['up'\]: it has 1 dimensions in the state, and 2"),
-    ({"up": np.ones((16, 32), np.float16)}, "it is float16 in the state, and float32 in the plan"),
+    ({"up": np.ones((512, 1024), np.float16)}, "it is float16 in the state, and float32 in the plan"),
     ({"new": np.ones(3)}, r"compared with params, it has a further leaf \['new'\]"),
 ])  # fmt: skip
 def test_a_state_that_does_not_fit_the_plan(change: dict[str, Any], text: str) -> None:
@@ -66,7 +66,7 @@ def test_a_mesh_that_does_not_fit_the_state() -> None:
     mesh = jax.make_mesh((3, 2), ("data", "model"), devices=jax.devices()[:6])
     for ask in (plan().types_for, plan().shardings_for, lambda m: plan().place(numpy_params(), m)):
         with pytest.raises(PlanError, match=(
-            r"params\['down'\]: dimension 1 has 16 elements, which 3 devices \(data\) of mesh "
+            r"params\['down'\]: dimension 1 has 512 elements, which 3 devices \(data\) of mesh "
             r"data=3,model=2 do not divide; the plan is for mesh data=2,model=2; plan again"
         )):  # fmt: skip
             ask(mesh)
@@ -90,9 +90,9 @@ def test_keyword_arguments_have_types() -> None:
         settings=toast.Settings(rounds=1),
     )  # fmt: skip
     positional, keywords = own.types_for()
-    assert positional[0]["up"].shape == (16, 32)
+    assert positional[0]["up"].shape == (512, 1024)
     assert keywords["tokens"].shape == tokens.shape
-    assert own.place(numpy_params())["up"].shape == (16, 32)
+    assert own.place(numpy_params())["up"].shape == (512, 1024)
 
 
 def test_programs_of_files_have_no_trees() -> None:
