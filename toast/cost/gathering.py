@@ -13,6 +13,7 @@ from scipy import sparse
 
 from toast.cost.accumulated_sums import sum_runs
 from toast.cost.argument_views import argument_views
+from toast.cost.attention_scores import headed_scores, score_passes
 from toast.cost.constant_values import constant_values, remade_values
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
 from toast.cost.host_memory import HostMemory, host_memory
@@ -143,8 +144,11 @@ def build(
     value_bytes = np.array(program.value_bytes, dtype=np.float64)
     stored, of_products = np.ones(len(program.values)), np.zeros(len(names.use_op), dtype=bool)
     repeats = repeated(program, live) if lanes > 1 else {}
+    headed = np.full(len(program.values), -1)
     if lanes > 1:
         of_products = read_by_products(program, live, repeats, names.use_op, names.use_value)
+        for value, dim in headed_scores(program, live.kinds, lanes, repeats).items():
+            headed[value] = dim
     if lanes > 1 and product_operands:
         half = element_bytes(product_operands) / element_bytes("f32")
         stored[stored_rounded(program, live, names.use_op, names.use_value)] = half
@@ -158,6 +162,8 @@ def build(
         value_bytes * stored,
         vector_bytes, relayout_bytes,
     )  # fmt: skip
+    if lanes > 1:
+        accesses[0] *= score_passes(program, live, names.use_op, names.use_value)
     accesses[0] += row_accesses(
         program, names.use_op, names.use_index, names.use_value, value_bytes * stored,
         relayout_bytes,
@@ -176,6 +182,7 @@ def build(
         host,
         remade,
         stored,
+        headed,
         moves,
         *accesses,
     )
@@ -225,7 +232,7 @@ def build(
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
-        rules, ranges.rounded, remade, stored, constant, allocated,
+        rules, ranges.rounded, remade, stored, headed, constant, allocated,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -386,6 +393,7 @@ def _value_classes(
     rounded: Lifetimes,
     remade: Bools,
     stored: Floats,
+    headed: Ints,
     constant: Bools,
     allocated: Bools,
 ) -> ValueClasses:
@@ -415,6 +423,7 @@ def _value_classes(
         transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
         merged=product & ~live.exists[values],
         repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
+        headed=headed[values],
         transcendentals=_transcendentals(program, grouped),
         summed_whole=np.array([kind in _SUMMED_WHOLE for kind in kinds], dtype=bool),
         grouped=np.array([kind in GROUPED for kind in kinds], dtype=bool),
@@ -717,6 +726,7 @@ def _group_values(
     host: HostMemory,
     remade: Bools,
     stored: Floats,
+    headed: Ints,
     moves: Ints,
     accesses: Floats,
     written: Floats,
@@ -724,8 +734,9 @@ def _group_values(
     """Value classes: values with equal slots, repetitions, accesses and behaviour in memory.
 
     ``accesses`` (``[uses]``) and ``written`` (``[values]``) are those by memory-bound kernels, and
-    ``stored`` (``[values]``) is the share of a value's bytes that is in memory.  ``moves``
-    (``[uses]``) are those of :func:`toast.cost.reshard_runs.reshard_runs`.
+    ``stored`` (``[values]``) is the share of a value's bytes that is in memory.  ``headed``
+    (``[values]``) are the dimensions of :func:`toast.cost.attention_scores.headed_scores`, -1 for
+    none, and ``moves`` (``[uses]``) those of :func:`toast.cost.reshard_runs.reshard_runs`.
     """
     # For each value and use slot: the number of reshards, and of reads by kernels.
     # The body of a loop makes its own copy of a value that it does not change.
@@ -752,15 +763,16 @@ def _group_values(
         numbers.setdefault(
             (
                 slot, exists, aliased, place, times, summed, tested, anew, share, wrote,
-                live.repeated.get(number), tuple(items.items()),
+                live.repeated.get(number), heads, tuple(items.items()),
             ),
             len(numbers),
         )
         for number, (
-            slot, exists, aliased, place, times, summed, tested, anew, share, wrote, items,
+            slot, exists, aliased, place, times, summed, tested, anew, share, wrote, heads, items,
         ) in enumerate(zip(
             value_slot.tolist(), live.exists.tolist(), live.aliased.tolist(), places, repeats,
-            sums, tests, remade.tolist(), stored.tolist(), written.tolist(), reads, strict=True,
+            sums, tests, remade.tolist(), stored.tolist(), written.tolist(), headed.tolist(), reads,
+            strict=True,
         ))
     ], dtype=np.int64)  # fmt: skip
     _, representative, members = np.unique(of_value, return_index=True, return_counts=True)

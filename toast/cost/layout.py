@@ -171,7 +171,7 @@ class LocalLayout:
         size, classes, padded_values = size.copy(), self.tables.values, values[padded]
         size[:, padded] *= self.machine.lane_padding(
             classes.sizes[padded_values], classes.rank[padded_values],
-            classes.element[padded_values], dims[:, padded],
+            classes.element[padded_values], dims[:, padded], classes.headed[padded_values],
         )  # fmt: skip
         return size
 

@@ -271,6 +271,8 @@ def liveness(
     picked = _picked_from(program, kind_of_op) if lanes > 1 else frozenset()
     needed = picked if lanes > 1 else _of_libraries(program, kind_of_op)
     needed |= _sliced_for_loops(program, kind_of_op, uses)
+    if lanes > 1:
+        needed |= _vectors(program, kind_of_op)
     exists, merged = _existing(
         program, kind_of_op, uses, early, softmaxes, needed, by_libraries=lanes == 1
     )
@@ -560,7 +562,10 @@ def _softmaxes(program: Program, kinds: list[str], uses: list[list[int]]) -> lis
             if len(same) != 1:
                 break
             here = same[0]
-        if kinds[program.values[here].op] not in PRODUCTS:
+        product = program.ops[program.values[here].op]
+        if kinds[program.values[here].op] not in PRODUCTS or of_vectors(
+            program.signatures[product.signature]
+        ):
             continue
         inside = {program.values[v].op for v in chain} | {value.op}
         users = {user for v in (here, *chain) for user in uses[v]} - inside
@@ -597,6 +602,20 @@ def _of_libraries(program: Program, kinds: list[str]) -> frozenset[int]:
                 value = program.ops[program.values[value].op].operands[0]
             needed.add(value)
     return frozenset(needed)
+
+
+def _vectors(program: Program, kinds: list[str]) -> frozenset[int]:
+    """Vectors that products with matrices multiply, if their elements are not only moved.
+
+    The kernel of such a product reads a vector for each column of the matrix.
+    """
+    found = set()
+    for number, op in enumerate(program.ops):
+        if kinds[number] == "dot_general" and of_vectors(program.signatures[op.signature]):
+            value = min(op.operands, key=lambda v: math.prod(program.values[v].type.shape))
+            if kinds[program.values[value].op] not in SOURCES:
+                found.add(value)
+    return frozenset(found)
 
 
 def _sliced_for_loops(program: Program, kinds: list[str], uses: list[list[int]]) -> frozenset[int]:

@@ -43,7 +43,9 @@ class Machine:
         """``[2 ** A]`` devices on each set of axes."""
         return self.collectives.devices.astype(np.float64)
 
-    def lane_padding(self, sizes: Ints, rank: Ints, element: Floats, dims: Dims) -> Floats:
+    def lane_padding(
+        self, sizes: Ints, rank: Ints, element: Floats, dims: Dims, headed: Ints | int = -1
+    ) -> Floats:
         """Padded bytes over bytes of tensors sharded along ``dims``: ``[...]``.
 
         Arrays are in tiles of 8 rows with the hardware's lanes: one dimension is padded to a
@@ -51,8 +53,11 @@ class Machine:
         two with the least padding.  Small elements share a lane, those of as many rows as make a
         word of 4 bytes.  An array with one dimension is in tiles of 8 rows, or of a power of two
         below; a scalar takes one row.
-        ``dims`` is ``[..., A]``, ``sizes`` (elements, unsharded) ``[R]`` or ``[X, R]``; ``rank``
-        and ``element`` (the bytes of one) are numbers or ``[X]``.
+        ``dims`` is ``[..., A]``, ``sizes`` (elements, unsharded) ``[R]`` or ``[X, R]``; ``rank``,
+        ``element`` (the bytes of one) and ``headed`` are numbers or ``[X]``.  ``headed`` is the
+        dimension of heads in scores of a cache (:mod:`toast.cost.attention_scores`), -1 for none:
+        the heads of a device are in the lanes if they are several and fill the rows of the
+        cache's tiles.
         """
         lanes = self.hardware.lanes
         if lanes == 1:
@@ -62,7 +67,13 @@ class Machine:
         only = local[..., 0] if sizes.shape[-1] else np.ones(dims.shape[:-1])
         tile = np.clip(2.0 ** np.ceil(np.log2(only)), lanes * packed, lanes * _ROWS)
         alone = np.where(np.equal(rank, 1), np.ceil(only / tile) * tile / only, lanes * packed)
-        padded = self._paddings(local, rank, packed).min(axis=-1, initial=np.inf)
+        paddings = self._paddings(local, rank, packed)
+        padded = paddings.min(axis=-1, initial=np.inf)
+        if np.any(np.greater_equal(headed, 0)):
+            place = np.broadcast_to(np.maximum(headed, 0), local.shape[:-1])[..., None]
+            heads, lane = (np.take_along_axis(x, place, -1)[..., 0] for x in (local, paddings))
+            whole = heads % np.minimum(2.0 ** np.ceil(np.log2(heads)), _ROWS) == 0
+            padded = np.where((np.asarray(headed) >= 0) & (heads > 1) & whole, lane, padded)
         return np.asarray(np.where(np.greater(rank, 1), padded, alone))
 
     def in_lanes(self, sizes: Ints, rank: Ints, element: Floats, dims: Dims) -> Ints:
@@ -131,11 +142,11 @@ class Machine:
         if self.hardware.lanes == 1 or not len(large):
             return padded
         sizes, axes = values.sizes[large], len(self.axis_sizes)
-        rank, element = values.rank[large], values.element[large]
+        rank, element, headed = values.rank[large], values.element[large], values.headed[large]
         if (sizes.shape[1] + 1) ** axes > _SPLITS:
             padded[large] = True  # too many to check
             return padded
         for split in itertools.product(range(-1, sizes.shape[1]), repeat=axes):
             dims = np.broadcast_to(np.array(split, dtype=np.int8), (1, len(large), axes))
-            padded[large] |= (self.lane_padding(sizes, rank, element, dims) > 1)[0]
+            padded[large] |= (self.lane_padding(sizes, rank, element, dims, headed) > 1)[0]
         return padded

@@ -125,6 +125,7 @@ class ValueClasses(EntityTable):
     transfers: Floats  # to the memory of the host or back, of all its values in a step
     merged: Bools  # a product's result, fused with its only consumer unless summed
     repeated: Ints  # the dimension of heads that it repeats, if it is in memory for several; or -1
+    headed: Ints  # the dimension of heads that may be in the lanes of its tiles; or -1
     transcendentals: Floats  # exponentials and the like, of all its values in a step
     summed_whole: Bools  # XLA sums it whole over many devices, even if parts suffice
     grouped: Bools  # the product of groups of rows, which a kernel of its own writes to memory

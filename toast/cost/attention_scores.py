@@ -1,0 +1,109 @@
+"""The scores of a token that attends to a cache: their tiles, and the kernels that read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from toast.cost.entities import Floats, Ints
+from toast.cost.kernel_kinds import of_vectors
+from toast.cost.liveness import BARRIERS, Liveness, dimensions_in
+from toast.program import Program, Signature
+from toast.space import PRODUCTS
+
+#: Ops that start another array: they have no dimension of their operand's tiles.
+_OTHERS = BARRIERS | {"gather", "concatenate", "slice", "dynamic_slice", "return"}
+
+
+def headed_scores(
+    program: Program, kinds: Sequence[str], lanes: int, repeated_operands: Collection[int]
+) -> Mapping[int, int]:
+    """Scores whose layout follows that of a cache, and the dimension of their heads.
+
+    A token attends to a cache ``[batch, keys, heads, size]``.  If a head is whole rows of tiles,
+    which have ``lanes`` elements, the sum over ``size`` leaves the heads in the lanes, and so do
+    the elementwise ops up to the next product.  Devices whose heads fill no rows of tiles have
+    another layout (:meth:`toast.cost.machine.Machine.lane_padding`).
+    ``repeated_operands`` are in tiles of another array.
+    """
+    found: dict[int, int] = {}
+    for number, op in enumerate(program.ops):
+        if len(op.results) != 1:
+            continue
+        (result,), signature = op.results, program.signatures[op.signature]
+        if kinds[number] == "dot_general":
+            heads = _heads(signature, lanes)
+            if heads is not None and not any(value in repeated_operands for value in op.operands):
+                found[result] = heads
+        elif kinds[number] not in _OTHERS:
+            for value in op.operands:
+                if value in found and result not in found:
+                    place = _place(signature, op.operands.index(value), found[value])
+                    if place is not None:
+                        found[result] = place
+    return found
+
+
+def score_passes(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Floats:
+    """``[uses]`` how many kernels read the value of each use, if a product of vectors computes it.
+
+    It is 1 elsewhere.  Kernels of such products compute nothing else: a softmax reads the scores
+    for the maximum, for the sum, and for the result.  The last kernel writes as much as it reads,
+    and the price of its write contains both.
+    """
+    scores = {
+        op.results[0] for number, op in enumerate(program.ops)
+        if live.kinds[number] == "dot_general" and of_vectors(program.signatures[op.signature])
+    }  # fmt: skip
+    passes = np.ones(len(use_op))
+    read = [use for use, value in enumerate(use_value.tolist()) if value in scores]
+    if not read:
+        return passes
+    users: list[list[int]] = [[] for _ in program.values]
+    for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
+        users[value].append(op)
+    kernels: list[frozenset[int]] = [frozenset()] * len(program.ops)
+    for number in range(len(program.ops) - 1, -1, -1):
+        results = program.ops[number].results
+        if live.kinds[number] in PRODUCTS:
+            continue
+        if not results or live.exists[results[0]]:
+            reduces = live.kinds[number] == "reduce"
+            kernels[number] = frozenset([number] if reduces else [])
+        else:
+            fused = (kernels[user] for value in results for user in users[value])
+            kernels[number] = frozenset().union(*fused)
+    for use in read:
+        passes[use] = max(len(kernels[use_op[use]]), 1)
+    return passes
+
+
+def _heads(signature: Signature, lanes: int) -> int | None:
+    """The dimension of heads in the result of a product of vectors that sums over their size."""
+    if not of_vectors(signature):
+        return None
+    shapes = [operand.shape for operand in signature.operands[:2]]
+    side = max((0, 1), key=lambda n: math.prod(shapes[n]))
+    name, last = ("lhs", "rhs")[side], len(shapes[side]) - 1
+    batch = dimensions_in(signature, f"{name}_batching_dimensions")
+    summed = dimensions_in(signature, f"{name}_contracting_dimensions")
+    whole = shapes[side][last] % lanes == 0
+    return batch.index(last - 1) if summed == (last,) and last - 1 in batch and whole else None
+
+
+def _place(signature: Signature, operand: int, place: int) -> int | None:
+    """Where an op has a dimension of an operand in its result; ``None`` if nowhere."""
+    before, after = signature.operands[operand].shape, signature.results[0].shape
+    if signature.kind == "transpose":
+        return dimensions_in(signature, "permutation").index(place)
+    if signature.kind == "reshape":
+        kept = [d for d in range(len(before)) if before[d] > 1]
+        left = [d for d in range(len(after)) if after[d] > 1]
+        alike = [before[d] for d in kept] == [after[d] for d in left]
+        return left[kept.index(place)] if alike and place in kept else None
+    return place if before == after else None
+
+
+__all__ = ["headed_scores", "score_passes"]
