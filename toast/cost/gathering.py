@@ -12,7 +12,7 @@ import numpy as np
 from scipy import sparse
 
 from toast.cost.accumulated_sums import sum_runs
-from toast.cost.argument_views import argument_views
+from toast.cost.argument_views import argument_views, whole_arguments
 from toast.cost.attention_scores import headed_scores, score_passes
 from toast.cost.constant_values import constant_values, remade_values
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
@@ -285,7 +285,9 @@ def build(
         slots=slot_table,
         ops=ops,
         products=products,
-        tensors=slots.tensors(products.op_class, stored * read_shares(program, repeats)),
+        tensors=slots.tensors(
+            products.op_class, stored * read_shares(program, repeats), product_operands
+        ),
         kernels=kernels,
         kernel_tensors=slots.kernel_tensors(np.unique(kernels.op_class), rules),
         values=values,
@@ -596,15 +598,18 @@ class _Slots:
         """``[uses]`` the slot of each."""
         return np.array(self._uses, dtype=np.int64)
 
-    def tensors(self, products: Ints, stored: Floats | None = None) -> ProductTensors:
+    def tensors(
+        self, products: Ints, stored: Floats | None = None, product_operands: str = ""
+    ) -> ProductTensors:
         """The tensors of op classes, here ``products``.
 
-        ``stored`` (``[values]``) is the share of a value's bytes that is in memory.
+        ``stored`` (``[values]``) is the share of a value's bytes that is in memory, and
+        ``product_operands`` the element type to which products round float32 operands.
         """
         program, ops = self._space.analysis.program, self._space.classes.representative
         place = {k: number for number, k in enumerate(products.tolist())}
-        views = argument_views(program)
-        rows: list[tuple[int, int, float, int, float]] = []
+        views, whole = argument_views(program), whole_arguments(program, product_operands)
+        rows: list[tuple[int, int, float, int, float, int]] = []
         for (k, side, index), slot in self._number.items():
             if k in place:
                 op = program.ops[int(ops[k])]
@@ -613,10 +618,15 @@ class _Slots:
                 size = float(math.prod(type_.shape)) * element_bytes(type_.dtype)
                 size *= 1.0 if stored is None else float(stored[value])
                 viewed = min(1.0, views[value] / program.repeats[int(ops[k])])
-                rows.append((place[k], slot, size, side, viewed))
-        numbers = np.array(sorted(rows), dtype=np.float64).reshape(-1, 5)
-        product, slots = numbers[:, :2].T.astype(np.int64)
-        return ProductTensors(product, slots, numbers[:, 2], numbers[:, 3] > 0, numbers[:, 4])
+                if viewed < 1 and product_operands and type_.dtype == "f32":
+                    size *= element_bytes(product_operands) / element_bytes("f32")
+                argument = self._values[whole[value]] if whole[value] >= 0 else -1
+                rows.append((place[k], slot, size, side, viewed, argument))
+        numbers = np.array(sorted(rows), dtype=np.float64).reshape(-1, 6)
+        product, slots, argument = numbers[:, [0, 1, 5]].T.astype(np.int64)
+        return ProductTensors(
+            product, slots, numbers[:, 2], numbers[:, 3] > 0, numbers[:, 4], argument
+        )
 
     def has_factor(self, width: int) -> Bools:
         """``[slots, width]`` whether a dimension has the factor; the last column: no factor."""

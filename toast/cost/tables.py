@@ -82,7 +82,8 @@ class ProductTensors(EntityTable):
     slot: Ints
     bytes: Floats
     result: Bools  # whether it is a result
-    viewed: Floats  # share of the runs that read an argument, or a part of one, from memory
+    viewed: Floats  # share of the runs that read a copy of an argument, or of a part, from memory
+    argument: Ints  # slot of the argument that it is without a copy; -1 for none
 
 
 @dataclasses.dataclass(frozen=True)

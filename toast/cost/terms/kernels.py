@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from toast.cost.axis_sets import axes_of
+from toast.cost.axis_sets import Axes, axes_of
 from toast.cost.entities import Entity, Floats, Ints
 from toast.cost.layout import Layout, LocalLayout, slot_dims
 from toast.cost.liveness import SUBLANES
@@ -61,7 +61,8 @@ class ProductWork(LocalTerm):
         dims = slot_dims(t, layout.held, t.tensors.slot)
         tensors = t.tensors.bytes / layout.devices[axes_of(dims >= 0)]
         # Arguments are in memory, whatever their size: a step reads them at least once.
-        moving = np.maximum(tensors * t.tensors.viewed, hardware.products.moved_bytes(tensors))
+        viewed = self.memory_share(layout, axes_of(dims >= 0))
+        moving = np.maximum(tensors * viewed, hardware.products.moved_bytes(tensors))
         first = np.flatnonzero(np.diff(t.tensors.product, prepend=-1))
         count = t.ops.count[op_class].astype(np.float64)
         moved: Floats = np.add.reduceat(moving, first, axis=1) * count
@@ -73,6 +74,23 @@ class ProductWork(LocalTerm):
             flops, hardware.products.moved_results(stored, away), moved, count, memory
         )
         return np.asarray(seconds + hardware.product_latency_s * count)
+
+    def memory_share(self, layout: LocalLayout, used: Axes) -> Floats:
+        """``[S, T]`` the share of the runs that read an argument, or a part of one, from memory.
+
+        Loops read an argument in each run if they need it as it is, rather than another part of
+        it: if the axes ``used`` (``[S, T]``), which shard its use, shard the argument.
+        """
+        tensors = layout.tables.tensors
+        own = np.flatnonzero((tensors.argument >= 0) & (tensors.viewed < 1))
+        share = np.broadcast_to(tensors.viewed, used.shape)
+        if not len(own):
+            return share
+        dims = slot_dims(layout.tables, layout.held, tensors.argument[own])
+        share = share.copy()
+        same = axes_of(dims >= 0) == used[:, own]
+        share[:, own] = np.where(same, np.ceil(share[:, own]), share[:, own])
+        return share
 
     def tile_share(self, layout: LocalLayout, held: Ints) -> Floats:
         """``[S, P]`` the time of a product of vectors over that of one with whole tiles.
