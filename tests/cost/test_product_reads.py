@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import toast
 from tests.helpers import action
 from toast.cost import CostModel, break_down
+from toast.cost.liveness import liveness
 from toast.hardware import Mesh, load
 from toast.space import Space
 
@@ -167,3 +169,50 @@ def test_sharded_images_fill_tiles_of_their_own() -> None:
         float(break_down(model, state).product_seconds.sum()) for state in (sharded, space.initial)
     )
     assert half == pytest.approx(2 / 3 * whole, rel=0.03)
+
+
+def softmax_attention(queries: Any, keys: Any, values: Any) -> Any:
+    scores = jax.nn.softmax(attend(queries, keys).astype(jnp.float32))
+    return jnp.einsum("bnt,btnk->bnk", scores.astype(jnp.bfloat16), values)
+
+
+@pytest.mark.parametrize(
+    ("heads", "size", "axis", "in_lanes"),
+    [
+        (8, 128, None, 8), (16, 128, None, 16), (32, 128, 2, 8), (8, 128, 2, 2),
+        (4, 128, 2, 0), (6, 128, None, 0), (8, 64, None, 0), (8, 96, None, 0),
+    ],
+)  # fmt: skip
+def test_scores_of_a_cache_have_heads_in_their_lanes(
+    heads: int, size: int, axis: int | None, in_lanes: int
+) -> None:
+    """If a head is whole rows of tiles, and the heads of a device fill the rows of a tile.
+
+    A softmax then reads and writes tiles with as many elements in 128 lanes as a device has heads,
+    as compiled for v5e and v4.  ``axis`` is the sharded dimension of the cache, over four devices.
+    """
+    keys = 8, 4096, heads, size
+    arguments = shape(8, heads, size), shape(*keys), shape(*keys)
+    analysis = toast.analyze(softmax_attention, *arguments, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("a=4"), min_dimensions=0)
+    state = space.initial
+    if axis is not None:
+        state = space.apply(state, action(space, "keys", axis, "a"))
+    found = break_down(CostModel(space, V5E), state).term_seconds
+    elements = 8 * 4096 * heads / (4 if axis else 1)
+    # The maximum, the sum, and the result, which the last kernel writes meanwhile.
+    passes = 3 * elements / V5E.vector_elements_per_s * (128 / in_lanes if in_lanes else 1)
+    seconds = found["reads"].sum() + found["writes"].sum()
+    assert seconds == pytest.approx(passes, rel=0.05)
+
+
+def test_a_softmax_of_scores_of_a_cache_stores_them_as_the_product_writes_them() -> None:
+    arguments = shape(8, 8, 64), shape(8, 4096, 8, 64), shape(8, 4096, 8, 64)
+    analysis = toast.analyze(softmax_attention, *arguments, platform="tpu", cache=False)
+    program, names = analysis.program, analysis.names
+    live = liveness(program, names.use_op, names.use_value, lanes=128)
+    stored = [
+        program.values[value].type.dtype for value in np.flatnonzero(live.exists)
+        if math.prod(program.values[value].type.shape) == 8 * 4096 * 8
+    ]  # fmt: skip
+    assert stored == ["bf16", "bf16"]  # scores and probabilities

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pathlib
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.report.browser import missing, opened
 from tests.report.test_html import planned
 from tests.tiny_plan import tiny
 from toast.plan import Plan
+from toast.report.argument_roles import argument_roles
 from toast.report.html import gather
 from toast.report.memory_groups import GROUPS, memory_groups
 
@@ -60,13 +62,26 @@ def test_groups_add_up_to_the_memory() -> None:
     at = np.minimum(line.op[last], len(total) - 1)
     assert total[at] == pytest.approx(line.live_bytes[last], rel=1e-6)
     assert {"weights", "optimizer state", "kept activations"} <= {*of.groups} <= {*GROUPS}
-    # Two moments in float32, of weights in bfloat16; the plan shards them over more devices.
-    assert of.live[of.groups.index("optimizer state")][0] > 0.5 * of.live[0][0]
+    # Two moments have twice the bytes of their weights, before sharding.
+    program, roles = plan.analysis.program, argument_roles(plan.analysis.program)
+    whole, sharded = dict.fromkeys(roles, 0.0), dict.fromkeys(roles, 0.0)
+    for role, value in zip(roles, program.argument_values, strict=True):
+        whole[role] += program.value_bytes[value]
+        sharded[role] += program.value_bytes[value] / devices(plan, plan.value_spec(value))
+    assert whole["optimizer state"] == pytest.approx(2 * whole["weights"], rel=0.01)
+    state, weights = (of.live[of.groups.index(role)][0] for role in ("optimizer state", "weights"))
+    assert state / weights == pytest.approx(sharded["optimizer state"] / sharded["weights"])
     memory = gather(plan)["timeline"]["memory"]
     drawn = np.sum(memory["live"], axis=0) * memory["peak_bytes"] / memory["parts"]
     assert drawn.max() == pytest.approx(line.peak_bytes, rel=1e-3)
     alive = sum(b[3] for b in memory["buffers"] if b[4] <= line.peak_op < b[5])
     assert line.argument_bytes + alive <= (line.peak_bytes + line.fast_bytes) * 1.001
+
+
+def devices(plan: Plan, spec: Any) -> int:
+    """The devices that share a value."""
+    sizes = dict(plan.mesh.axes)
+    return math.prod(sizes[axis] for axes in spec for axis in axes)
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())

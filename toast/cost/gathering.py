@@ -27,13 +27,14 @@ from toast.cost.liveness import (
     LiveRanges,
     allocated_only,
     liveness,
+    loops_around,
     loops_of,
 )
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
 from toast.cost.product_layouts import ProductLayouts
 from toast.cost.product_reads import read_by_products, read_shares, repeated
-from toast.cost.reshard_runs import loops_around, reshard_runs
+from toast.cost.reshard_runs import reshard_runs
 from toast.cost.rounding import carries_rounded, lookups_rounded, rounded_stacks, stored_rounded
 from toast.cost.step_rows import row_accesses, step_reads
 from toast.cost.sum_tables import added_sums, waiting_sums
@@ -168,7 +169,7 @@ def build(
         program, names.use_op, names.use_index, names.use_value, value_bytes * stored,
         relayout_bytes,
     )  # fmt: skip
-    moves = reshard_runs(program, names.use_op, names.use_value, partitioned=partitioned)
+    runs = reshard_runs(program, names.use_op, names.use_value, partitioned=partitioned)
     grouped = _group_values(
         program,
         analysis.rules,
@@ -183,7 +184,7 @@ def build(
         remade,
         stored,
         headed,
-        moves,
+        runs,
         *accesses,
     )
     slot_table = slots.table(classes.divisor.shape[1])
@@ -216,7 +217,7 @@ def build(
         host.inside,
         _rounded_stacks(program, product_operands, grouped),
         early,
-        moves,
+        runs,
     )  # fmt: skip
     around = rings
     if loops:
@@ -737,7 +738,7 @@ def _group_values(
     remade: Bools,
     stored: Floats,
     headed: Ints,
-    moves: Ints,
+    runs: Ints,
     accesses: Floats,
     written: Floats,
 ) -> _Grouped:
@@ -746,7 +747,7 @@ def _group_values(
     ``accesses`` (``[uses]``) and ``written`` (``[values]``) are those by memory-bound kernels, and
     ``stored`` (``[values]``) is the share of a value's bytes that is in memory.  ``headed``
     (``[values]``) are the dimensions of :func:`toast.cost.attention_scores.headed_scores`, -1 for
-    none, and ``moves`` (``[uses]``) those of :func:`toast.cost.reshard_runs.reshard_runs`.
+    none, and ``runs`` (``[uses]``) those of :func:`toast.cost.reshard_runs.reshard_runs`.
     """
     # For each value and use slot: the number of reshards, and of reads by kernels.
     # The body of a loop makes its own copy of a value that it does not change.
@@ -756,7 +757,7 @@ def _group_values(
     of_uses: list[tuple[int, int]] = []
     for op, value, slot, accessed, moved in zip(
         use_op.tolist(), use_of.tolist(), use_slot.tolist(), accesses.tolist(),
-        moves.tolist(), strict=True,
+        runs.tolist(), strict=True,
     ):  # fmt: skip
         of_value_reads = reads[value]
         place = used_in[value].setdefault(loops[op], len(used_in[value]))
@@ -1045,7 +1046,9 @@ def _rounded(
         if kinds[op] in rounded and program.values[value].type.dtype == "f32":
             share[grouped.of_use[use]] = rounded[kinds[op]]
     tables = lookups_rounded(program)
-    carries = carries_rounded(program, element_bytes(operands.get("dot_general") or "f32"))
+    carries = carries_rounded(
+        program, {kind: element_bytes(dtype) for kind, dtype in operands.items() if dtype}
+    )
     for use, (op, value) in enumerate(zip(use_op.tolist(), use_of.tolist(), strict=True)):
         if value in tables and kinds[op] == "gather":
             share[grouped.of_use[use]] = tables[value]

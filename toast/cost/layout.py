@@ -39,6 +39,10 @@ _FEW = 8
 #: none up to 0.33.
 _SHORT = 0.35
 
+#: Tiles along the lanes, and rows, of which XLA makes parts of a sum that it scatters along them.
+#: Fitted to compiled programs for v4, v5e and v6e.
+_TILES_OF_PARTS, _ROWS_OF_PARTS = 2, 5
+
 
 @dataclasses.dataclass(frozen=True)
 class LocalLayout:
@@ -273,7 +277,7 @@ class Layout(LocalLayout):
             return np.zeros(axes.shape, dtype=bool)
         parts = self.devices[axes]
         short = self._short & t.ops.product[t.slots.op_class[t.values.slot]]
-        whole = self._in_lanes & (~self._in_parts | (parts == 2))
+        whole = self._splits_tiles & (~self._may_be_parted | (parts == 2))
         whole |= (short | t.values.summed_whole) & self.summed_over_many | self.summed_at_once
         if t.values.grouped.any():
             last = axes_of(self.settled == t.values.rank[:, None] - 1)
@@ -293,10 +297,10 @@ class Layout(LocalLayout):
         return np.asarray(once < _SHORT * self.machine.estimated.seconds(SCATTER, sums, axes))
 
     @functools.cached_property
-    def _in_lanes(self) -> Bools:
-        """``[S, C]`` whether the sum of a product is scattered along lanes that its parts split.
+    def _splits_tiles(self) -> Bools:
+        """``[S, C]`` whether a product's sum is scattered along lanes into parts of split tiles.
 
-        XLA for TPUs scatters parts of pairs of whole tiles, of more than half of a tile's rows.
+        XLA for TPUs scatters only parts of pairs of whole tiles, with several rows.
         """
         values, lanes = self.tables.values, self.machine.hardware.lanes
         product = self.tables.ops.product[self.tables.slots.op_class[values.slot]]
@@ -306,14 +310,14 @@ class Layout(LocalLayout):
         state, value = np.nonzero(odd)
         dims, sizes = self.settled[state, value], values.sizes[value]
         lane = self.machine.in_lanes(sizes, values.rank[value], values.element[value], dims)
-        local = np.stack([
+        shards = np.stack([
             sizes[:, d] / self.devices[axes_of(dims == d)] for d in range(sizes.shape[1])
         ], axis=1)  # fmt: skip
-        here = lane[:, None] == np.arange(sizes.shape[1])
-        width = local[here]
-        rows = np.where(here, 1, local).max(axis=1)
-        along = (self.scattered[state, value] & axes_of(dims == lane[:, None])) > 0
-        odd[state, value] = along & ((width % (2 * lanes) != 0) | (rows <= SUBLANES // 2))
+        in_lanes = lane[:, None] == np.arange(sizes.shape[1])
+        width, rows = shards[in_lanes], np.where(in_lanes, 1, shards).max(axis=1)
+        along_lanes = (self.scattered[state, value] & axes_of(dims == lane[:, None])) > 0
+        splits = (width % (_TILES_OF_PARTS * lanes) != 0) | (rows < _ROWS_OF_PARTS)
+        odd[state, value] = along_lanes & splits
         return odd
 
     @functools.cached_property
@@ -332,7 +336,7 @@ class Layout(LocalLayout):
         return np.asarray(self.devices[self.scattered] > _FEW)
 
     @functools.cached_property
-    def _in_parts(self) -> Bools:
+    def _may_be_parted(self) -> Bools:
         """``[S, C]`` whether XLA for TPUs may compute a product in parts, for a scattered sum."""
         parts = self.devices[self.scattered]
         few = (parts > 1) & (parts <= UNROLLED) & (self.partial == self.scattered)
@@ -344,7 +348,7 @@ class Layout(LocalLayout):
     def parted(self) -> Bools:
         """``[S, C]`` whether XLA's TPU compiler makes a loop of products of parts for a sum."""
         many = self.devices[self.scattered] > UNROLLED
-        return np.asarray(self._in_parts & many & ~self.whole & ~self.tables.values.grouped)
+        return np.asarray(self._may_be_parted & many & ~self.whole & ~self.tables.values.grouped)
 
     @functools.cached_property
     def unrolled(self) -> Bools:
@@ -352,7 +356,8 @@ class Layout(LocalLayout):
 
         Two parts are one reduce-scatter or all-reduce, whose operands wait as those of a loop do.
         """
-        return np.asarray(self._in_parts & (self.devices[self.scattered] <= UNROLLED))
+        parts = self.devices[self.scattered]
+        return np.asarray(self._may_be_parted & (parts <= UNROLLED) & (~self.whole | (parts == 2)))
 
     @functools.cached_property
     def looped_gathers(self) -> Loops:

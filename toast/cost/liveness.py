@@ -164,7 +164,7 @@ class LiveRanges:
     host: Bools  # [values] whether the value is in the memory of the host
     rounded: Lifetimes  # rounded copies of stacked arguments, by value class
     early: Bools  # [use classes] as :attr:`toast.cost.tables.UseClasses.early`
-    moves: Ints  # [uses] how often a step reshards the value
+    reshard_runs: Ints  # [uses] as :func:`toast.cost.reshard_runs.reshard_runs`
 
     @functools.cached_property
     def maker(self) -> Ints:
@@ -224,7 +224,7 @@ class LiveRanges:
         ends = np.array([kind == "yield" for kind in self.program.kinds], dtype=bool)
         for loop in loops_of(self.program):  # one copy before the loop, if its value stays the same
             inside = (self.use_op[large] > loop.last_carry) & (self.use_op[large] <= loop.end)
-            same = self.moves[large] <= self.program.repeats[loop.begin]
+            same = self.reshard_runs[large] <= self.program.repeats[loop.begin]
             kept = inside & same & ~ends[self.use_op[large]]
             first[kept], last[kept] = loop.begin, loop.end
         np.minimum.at(start, copy, first)
@@ -740,6 +740,20 @@ def loops_of(program: Program) -> list[LoopOps]:
             loops[-1] = loops[-1]._replace(last_carry=begin, end=end)
         else:
             loops.append(LoopOps(begin, begin, end))
+    return loops
+
+
+def loops_around(program: Program) -> list[LoopOps | None]:
+    """``[ops]`` the innermost loop in whose body an op uses its operands, if any."""
+    ends = {loop.last_carry: loop for loop in loops_of(program)}
+    loops: list[LoopOps | None] = []
+    around: list[LoopOps | None] = [None]
+    for op in range(len(program.ops)):
+        while (last := around[-1]) is not None and op > last.end:
+            around.pop()
+        loops.append(around[-1])
+        if op in ends:
+            around.append(ends[op])
     return loops
 
 

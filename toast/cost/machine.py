@@ -79,7 +79,7 @@ class Machine:
     def in_lanes(self, sizes: Ints, rank: Ints, element: Floats, dims: Dims) -> Ints:
         """The dimension in the lanes of a tile: ``[...]``, the last one with the least padding.
 
-        The arguments are those of :meth:`lane_padding`.
+        The arguments are those of :meth:`lane_padding`, of arrays with two dimensions or more.
         """
         packed = np.maximum(_WORD / np.asarray(element), 1.0)
         padded = self._paddings(self._local(sizes, dims), rank, packed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -135,11 +136,11 @@ def lookups_rounded(program: Program) -> dict[int, float]:
     return {table: share for table, share in shares.items() if share < 1.0}
 
 
-def carries_rounded(program: Program, products: float) -> dict[int, float]:
+def carries_rounded(program: Program, products: Mapping[str, float]) -> dict[int, float]:
     """By ``yield``: bytes of an element as the next iteration needs it, over those of its own.
 
     A recurrence keeps its state in float32, and its product rounds it: XLA gathers the rounded one.
-    ``products`` are the bytes to which products round elements of float32.
+    ``products`` are the bytes to which products round elements of float32, by kind.
     """
     users, shares = _users(program), dict[int, float]()
     for end, begin in loop_ties(program):
@@ -162,7 +163,10 @@ def _users(program: Program) -> list[list[int]]:
 
 
 def _rounded_bytes(
-    program: Program, users: Sequence[Sequence[int]], value: int, products: float = math.inf
+    program: Program,
+    users: Sequence[Sequence[int]],
+    value: int,
+    products: Mapping[str, float] = MappingProxyType({}),
 ) -> float:
     """The bytes of an element when all users of a value, such as products, have rounded it."""
 
@@ -172,6 +176,7 @@ def _rounded_bytes(
             return _rounded_bytes(program, users, op.results[0], products)
         if kind == "convert":
             return element_bytes(program.values[op.results[0]].type.dtype)
-        return products if kind in PRODUCTS else math.inf
+        rounds = program.values[value].type.dtype == "f32"
+        return products.get(kind, math.inf) if rounds else math.inf
 
     return max(map(by, users[value]), default=math.inf)

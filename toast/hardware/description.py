@@ -215,12 +215,13 @@ class Hardware:
         """The hardware as XLA's partitioner sees it: the ends of all torus dimensions are linked.
 
         Small slices of the real one lack these links, so that collectives take up to twice as long.
+        A step of a collective along a torus takes a microsecond besides.
         """
         return self._as_linked(_HOP_S)
 
     @property
     def as_scheduled_for(self) -> Hardware:
-        """The hardware as XLA's scheduler sees it: the same, and only bytes take collectives time.
+        """The hardware as XLA's scheduler sees it: the same, and steps along a torus take no time.
 
         A loop with a small collective in each of its thousand steps takes longer on real devices.
         """
