@@ -619,7 +619,7 @@ class _Slots:
                 size = float(math.prod(type_.shape)) * element_bytes(type_.dtype)
                 size *= 1.0 if stored is None else float(stored[value])
                 viewed = min(1.0, views[value] / program.repeats[int(ops[k])])
-                if viewed < 1 and product_operands and type_.dtype == "f32":
+                if 0 < viewed < 1 and product_operands and type_.dtype == "f32":
                     size *= element_bytes(product_operands) / element_bytes("f32")
                 argument = self._values[whole[value]] if whole[value] >= 0 else -1
                 rows.append((place[k], slot, size, side, viewed, argument))

@@ -292,6 +292,10 @@ def _on_torus(kind: str, rings: Sequence[Ring], link: Interconnect) -> Iterator[
     if kind == "collective_permute":
         yield Algorithm("to the neighbour", link.latency_s, 1 / min(r.bandwidth for r in rings))
         return
+    if kind == "all_to_all" and link.all_to_all is not None:
+        rate = link.bandwidth_bytes_per_s * link.all_to_all[len(rings) > 1]
+        yield Algorithm("shortest paths", 0.0, 1 / rate)
+        return
     if kind == "all_to_all":
         slope = max(
             r.devices**2 // 4 / r.devices / (r.bandwidth * (2 if r.closed else 1)) for r in rings

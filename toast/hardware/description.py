@@ -12,6 +12,10 @@ from toast.hardware.product_prices import ProductPrices
 #: The latency of a hop in the estimates of XLA's partitioner; its scheduler has none.
 _HOP_S = 1e-6
 
+#: The rate of all-to-alls by XLA's scheduler for TPUs over that of a link: on one dimension of the
+#: torus, and on several.
+SCHEDULED_ALL_TO_ALL = (31 / 46.6, 25 / 46.6)
+
 
 @dataclasses.dataclass(frozen=True)
 class Interconnect:
@@ -40,6 +44,9 @@ class Interconnect:
     network_latency_s: float
     #: The rates above divided by those of the datasheet.
     efficiency: float
+    #: Torus: the rate of all-to-alls over that of a link, on one dimension and on several; ``None``
+    #: for what the links between two halves of a dimension allow.
+    all_to_all: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,13 +231,18 @@ class Hardware:
         """The hardware as XLA's scheduler sees it: the same, and steps along a torus take no time.
 
         A loop with a small collective in each of its thousand steps takes longer on real devices.
+        The scheduler has one rate of all-to-alls, whatever the number of devices.
         """
-        return self._as_linked(0.0)
+        return self._as_linked(0.0, all_to_all=SCHEDULED_ALL_TO_ALL)
 
-    def _as_linked(self, latency_s: float) -> Hardware:
+    def _as_linked(
+        self, latency_s: float, all_to_all: tuple[float, float] | None = None
+    ) -> Hardware:
         if self.interconnect.topology != "torus":
             return self
-        links = dataclasses.replace(self.interconnect, wraparound_from=1, latency_s=latency_s)
+        links = dataclasses.replace(
+            self.interconnect, wraparound_from=1, latency_s=latency_s, all_to_all=all_to_all
+        )
         return dataclasses.replace(self, interconnect=links)
 
     def peak(self, dtype: str) -> float:

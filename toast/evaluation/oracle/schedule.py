@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from toast.evaluation.oracle.hlo import Instruction, Module, in_scatter
+from toast.hardware import SCHEDULED_ALL_TO_ALL
 
 #: Cycles per second of the compiler's devices: peak FLOP/s over FLOP per cycle.
 CLOCK_HZ: Mapping[str, float] = {
@@ -21,9 +22,6 @@ CLOCK_HZ: Mapping[str, float] = {
 
 #: Links per torus dimension and direction in the scheduler's model.
 _LINKS = 2
-
-#: The rate of an all-to-all over that of one link: on one torus dimension, and on several.
-_ALL_TO_ALL = (31 / 46.6, 25 / 46.6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +155,7 @@ class _Timer:
         places = [self._coordinates[device] for device in group if device < len(self._coordinates)]
         spanned = max(1, sum(len(set(along)) > 1 for along in zip(*places, strict=True)))
         if collective.collective == "all_to_all":
-            return size / (self._link * _ALL_TO_ALL[spanned > 1])
+            return size / (self._link * SCHEDULED_ALL_TO_ALL[spanned > 1])
         times = {"all_reduce": 2.0, "reduce_scatter": float(len(group))}
         moved = size * times.get(collective.collective or "", 1.0)
         return moved / (self._link * _LINKS * spanned)
