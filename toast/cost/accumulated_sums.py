@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from toast.cost.liveness import loop_ties
+from toast.cost.program_loops import loop_ties
 from toast.program import Program
 
 if TYPE_CHECKING:

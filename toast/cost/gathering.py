@@ -27,13 +27,12 @@ from toast.cost.liveness import (
     LiveRanges,
     allocated_only,
     liveness,
-    loops_around,
-    loops_of,
 )
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
 from toast.cost.product_layouts import ProductLayouts
 from toast.cost.product_reads import read_by_products, read_shares, repeated
+from toast.cost.program_loops import loops_around, loops_of
 from toast.cost.reshard_runs import reshard_runs
 from toast.cost.rounding import carries_rounded, lookups_rounded, rounded_stacks, stored_rounded
 from toast.cost.step_rows import row_accesses, step_reads
@@ -224,7 +223,7 @@ def build(
         around = rings | [kind == _LOOPED for kind in program.kinds]
     open_windows = windows(
         program, names.use_op, names.use_value, working.tolist(), work,
-        grouped.of_value, grouped.of_use, around,
+        grouped.of_value, grouped.of_use, around, runs,
     )  # fmt: skip
     free = open_windows.free(Entity.VALUE_CLASS)
     summed_by_op: Bools = reduces[slot_table.op_class[grouped.use_slot]]

@@ -337,18 +337,35 @@ class Layout(LocalLayout):
 
     @functools.cached_property
     def _may_be_parted(self) -> Bools:
-        """``[S, C]`` whether XLA for TPUs may compute a product in parts, for a scattered sum."""
+        """``[S, C]`` whether XLA for TPUs may compute a product in parts, for a scattered sum.
+
+        It does not if other axes shard the dimension of the parts, too.
+        """
         parts = self.devices[self.scattered]
         few = (parts > 1) & (parts <= UNROLLED) & (self.partial == self.scattered)
         many = (parts > UNROLLED) & (parts <= _MOST_PARTS)
         on_tpu = self.machine.hardware.platform == "tpu"
-        return np.asarray((few | many) & ~self._short & on_tpu)
+        return np.asarray((few | many) & ~self._short & ~self._shares_dimension & on_tpu)
+
+    @functools.cached_property
+    def _shares_dimension(self) -> Bools:
+        """``[S, C]`` whether a sum is scattered along a dimension that other axes shard, too."""
+        axes, shares = self.scattered, np.zeros(self.scattered.shape, dtype=bool)
+        for a, b in itertools.permutations(range(self.settled.shape[-1]), 2):
+            apart = (axes >> np.uint8(a)) & ~(axes >> np.uint8(b)) & 1
+            shares |= (apart > 0) & (self.settled[..., a] == self.settled[..., b])
+        return shares
 
     @functools.cached_property
     def parted(self) -> Bools:
         """``[S, C]`` whether XLA's TPU compiler makes a loop of products of parts for a sum."""
         many = self.devices[self.scattered] > UNROLLED
         return np.asarray(self._may_be_parted & many & ~self.whole & ~self.tables.values.grouped)
+
+    @functools.cached_property
+    def permuted(self) -> Bools:
+        """``[S, C]`` whether permutes scatter a sum, those of a loop or of few parts."""
+        return self.parted | (self.unrolled & (self.devices[self.scattered] > 2))
 
     @functools.cached_property
     def unrolled(self) -> Bools:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.kernel_kinds import kernel_kinds, of_vectors
 from toast.cost.overwriting import overwriting
+from toast.cost.program_loops import loops_of
 from toast.cost.tables import CopyPairs, EntityTable
 from toast.program import Program, Signature
 from toast.space import BOUNDARY, PRODUCTS
@@ -84,14 +84,6 @@ _DELAY = 12
 #: The same for products of groups where XLA hides all-gathers; elsewhere they wait as long as
 #: others would.  Fitted, too.
 _GROUPED_DELAY = 30
-
-
-class LoopOps(NamedTuple):
-    """A loop: its first ``carry``, its last one, and its last ``yield``."""
-
-    begin: int
-    last_carry: int
-    end: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -723,38 +715,6 @@ def _share_loop_buffers(program: Program, kinds: list[str], aliased: Bools) -> N
             and kinds[program.values[op.operands[0]].op] != "argument"
         ):
             aliased[op.results[0]] = True
-
-
-def loop_ties(program: Program) -> Iterator[tuple[int, int]]:
-    """The ``yield`` and the ``carry`` of each value that a loop carries."""
-    for end, begin in program.ties:
-        if (program.kinds[end], program.kinds[begin]) == ("yield", "carry"):
-            yield end, begin
-
-
-def loops_of(program: Program) -> list[LoopOps]:
-    """The loops of a program, inner ones first where they are nested."""
-    loops: list[LoopOps] = []
-    for end, begin in loop_ties(program):
-        if loops and (end, begin) == (loops[-1].end + 1, loops[-1].last_carry + 1):
-            loops[-1] = loops[-1]._replace(last_carry=begin, end=end)
-        else:
-            loops.append(LoopOps(begin, begin, end))
-    return loops
-
-
-def loops_around(program: Program) -> list[LoopOps | None]:
-    """``[ops]`` the innermost loop in whose body an op uses its operands, if any."""
-    ends = {loop.last_carry: loop for loop in loops_of(program)}
-    loops: list[LoopOps | None] = []
-    around: list[LoopOps | None] = [None]
-    for op in range(len(program.ops)):
-        while (last := around[-1]) is not None and op > last.end:
-            around.pop()
-        loops.append(around[-1])
-        if op in ends:
-            around.append(ends[op])
-    return loops
 
 
 def allocated_only(program: Program) -> Bools:

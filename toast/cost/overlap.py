@@ -19,6 +19,7 @@ from scipy import sparse
 
 from toast import lazy
 from toast.cost.entities import Entity, Floats, Ints
+from toast.cost.program_loops import loops_around
 from toast.distinct import distinct_rows
 from toast.program import Program
 
@@ -105,11 +106,14 @@ def windows(
     value_class: Ints,
     use_class: Ints,
     around: npt.NDArray[np.bool_] | None = None,
+    runs: Ints | None = None,
 ) -> Windows:
     """The windows of a program whose ``products`` (ops) take ``work`` each.
 
     ``value_class`` and ``use_class`` are the classes of values and of uses.  ``around`` (``[ops]``)
-    are the ops of which shards go around the devices while they compute.
+    are the ops of which shards go around the devices while they compute.  ``runs`` (``[uses]``) are
+    those of :func:`toast.cost.reshard_runs.reshard_runs`; by default, values are resharded as often
+    as they are used.
     """
     share, bin_of = _bins_of(work)
     bins: Floats = np.bincount(bin_of, weights=share).astype(np.float64)
@@ -117,7 +121,13 @@ def windows(
     in_bin[np.arange(len(work)), bin_of] = share
     if around is None:
         around = np.zeros(len(program.ops), dtype=bool)
-    free, set_of = independent_products(program, use_op, use_value, use_class, products, around)
+    place = use_op
+    if runs is not None:  # what a loop does not change is resharded before the loop
+        before = runs < np.array(program.repeats, dtype=np.int64)[use_op]
+        place = np.where(before, np.array(program.makers, dtype=np.int64)[use_value], use_op)
+    free, set_of = independent_products(
+        program, use_op, use_value, use_class, products, around, place
+    )
     room, window_of_set = _merged(free @ in_bin, bins, np.bincount(set_of, minlength=len(free)))
     window = window_of_set[set_of]
     values, uses = len(program.values), len(use_op)
@@ -168,12 +178,15 @@ def independent_products(
     use_class: Ints,
     products: Sequence[int],
     around: npt.NDArray[np.bool_],
+    place: Ints,
 ) -> tuple[npt.NDArray[np.bool_], Ints]:
     """Sets of ``products`` (ops), and the set that is independent of each value and each use.
 
     A product is independent of what happens to a value between its definition and a use if it is no
     ancestor of the value and no descendant of the use (for the value itself: of any use).  Uses of
     one value in one class wait for the same copy, so it must be no descendant of any of them.
+    Nothing runs beside a loop, so both must be in the body of the same one, or of none.
+    ``place`` (``[uses]``) are the ops where values are resharded.
 
     Returns ``[sets, products]``, and the set of every value and then of every use.  The sets of
     values that ops in ``around`` make, and of their uses, follow; these have the products of the op
@@ -198,12 +211,28 @@ def independent_products(
         below[number] = reach
         for value in op.operands:
             reached[value] |= reach
-    of_value = [above[v] | reached[v] for v in range(len(program.values))]
+    loops = loops_around(program)
+    inside: dict[object, int] = defaultdict(int)  # products of the body of each loop
+    for number, one in bit.items():
+        inside[loops[number]] |= one
+    every = (1 << len(products)) - 1
+    outside = {loop: every & ~of for loop, of in inside.items()}
+
+    def elsewhere(op: int) -> int:
+        """Products that do not run in the loop of an op."""
+        return outside.get(loops[op], every)
+
+    of_value = [
+        above[v] | reached[v] | elsewhere(op) for v, op in enumerate(program.makers)
+    ]  # fmt: skip
     uses = [*zip(use_op.tolist(), use_value.tolist(), use_class.tolist(), strict=True)]
     waiting: dict[tuple[int, int], int] = defaultdict(int)
     for op, value, copy in uses:
         waiting[value, copy] |= below[op]
-    of_use = [above[value] | waiting[value, copy] for _, value, copy in uses]
+    of_use = [
+        above[value] | waiting[value, copy] | elsewhere(at)
+        for (_, value, copy), at in zip(uses, place.tolist(), strict=True)
+    ]  # fmt: skip
     beside = [
         of_value[v] & ~bit.get(op, 0) for v, op in enumerate(program.makers) if around[op]
     ]  # fmt: skip

@@ -23,7 +23,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from toast.cost.entities import Ints
-from toast.cost.liveness import SOURCES, LoopOps, loops_of
+from toast.cost.liveness import SOURCES
+from toast.cost.program_loops import LoopOps, loops_of
 from toast.cost.residuals import Choices, NamedResidual, Residuals
 from toast.program import (
     Attribute,

@@ -17,8 +17,8 @@ import numpy as np
 from scipy import sparse
 
 from toast.cost.entities import Bools, Floats, Ints
-from toast.cost.liveness import LoopOps, loops_of
 from toast.cost.overlap import bin_shares
+from toast.cost.program_loops import LoopOps, loops_of
 from toast.cost.residuals import Choices, Residuals, residuals_of
 from toast.cost.tables import CopyPairs, Tables
 from toast.program import Program, RunRange

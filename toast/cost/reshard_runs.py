@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from toast.cost.entities import Ints
-from toast.cost.liveness import BARRIERS, loops_of
+from toast.cost.liveness import BARRIERS
+from toast.cost.program_loops import loops_of
 from toast.program import Program
 
 #: Ops that XLA does not move out of a loop.

@@ -20,7 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
-from toast.cost.liveness import PASSED_ON, loops_of
+from toast.cost.liveness import PASSED_ON
+from toast.cost.program_loops import loops_of
 from toast.program import (
     Block,
     MemoryPolicy,

@@ -13,14 +13,8 @@ from types import MappingProxyType
 import numpy as np
 
 from toast.cost.entities import Bools, Ints
-from toast.cost.liveness import (
-    BARRIERS,
-    MATRIX_PRODUCTS,
-    ROOTS,
-    Liveness,
-    loop_ties,
-    loops_of,
-)
+from toast.cost.liveness import BARRIERS, MATRIX_PRODUCTS, ROOTS, Liveness
+from toast.cost.program_loops import loop_ties, loops_of
 from toast.program import Program, element_bytes
 from toast.space import PRODUCTS
 

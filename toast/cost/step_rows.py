@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from toast.cost.entities import Floats, Ints
-from toast.cost.liveness import SUBLANES, LoopOps, dimensions_in, loop_ties, loops_of
+from toast.cost.liveness import SUBLANES, dimensions_in
+from toast.cost.program_loops import LoopOps, loop_ties, loops_of
 from toast.program import Program
 
 _SLICE, _UPDATE = "dynamic_slice", "dynamic_update_slice"

@@ -7,7 +7,8 @@ import numpy as np
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Bools, Entity, Floats
 from toast.cost.layout import Layout
-from toast.cost.liveness import Lifetimes, LiveRanges, loops_of
+from toast.cost.liveness import Lifetimes, LiveRanges
+from toast.cost.program_loops import loops_of
 from toast.cost.terms.term import Term
 
 #: Bytes of a rounded element over those of a float32.

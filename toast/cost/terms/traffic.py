@@ -56,7 +56,7 @@ class Sums(Term):
             often = times * ~layout.whole
             # XLA scatters the sum of a product by permutes, in a loop of its parts.
             of_products = layout.tables.values.product_size[:, 2] > 1
-            looped = often * ((layout.parted | layout.unrolled) & of_products)
+            looped = often * (layout.permuted & of_products)
             yield Traffic(self, layout, SCATTER, scattered, parts, size, often - looped, joint)
             if looped.any():
                 yield Traffic(
