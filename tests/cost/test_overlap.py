@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ def test_independent_products() -> None:
     program, names, products, uses = chain()
     sets, of = independent_products(
         program, names.use_op, names.use_value, np.arange(len(names.use_op)), products,
-        np.zeros(len(program.ops), dtype=bool),
+        np.zeros(len(program.ops), dtype=bool), names.use_op,
     )  # fmt: skip
     assert not sets[of[program.argument_values[0]]].any()
     of_use = of[len(program.values) :]
@@ -71,10 +72,38 @@ def test_products_that_share_a_copy_do_not_hide_its_gather(shared: bool) -> None
     copies = np.where(inputs, 0, 1 + np.arange(len(inputs))) if shared else np.arange(len(inputs))
     sets, of = independent_products(
         program, names.use_op, names.use_value, copies, products,
-        np.zeros(len(program.ops), dtype=bool),
+        np.zeros(len(program.ops), dtype=bool), names.use_op,
     )  # fmt: skip
     of_use = of[len(program.values) :]
     assert sets[of_use[inputs]].sum(axis=1).tolist() == ([0, 0] if shared else [1, 1])
+
+
+def test_products_hide_collectives_of_their_own_loop_only() -> None:
+    """What a loop does not change is resharded before it."""
+
+    def step(weight: Any, steps: Any, other: Any) -> Any:
+        def body(state: Any, step: Any) -> tuple[Any, Any]:
+            return state + step @ weight, step @ step.T
+
+        return jax.lax.scan(body, steps[0], steps), other @ other.T
+
+    analysis = toast.analyze(step, f32(64, 64), f32(8, 64, 64), f32(128, 64))
+    program, names = analysis.program, analysis.names
+    products = [o for o in range(len(program.ops)) if program.kind(o) == "dot_general"]
+    inside = [op for op in products if program.repeats[op] > 1]
+    (outside,) = {*products} - {*inside}
+    (gathered,) = np.flatnonzero(names.use_value == program.argument_values[0])
+    for runs, beside in (
+        (None, {*inside} - {int(names.use_op[gathered])}),
+        (np.ones(len(names.use_op), dtype=np.int64), {outside}),
+    ):
+        found = windows(
+            program, names.use_op, names.use_value, products, np.ones(3),
+            np.arange(len(program.values)), np.arange(len(names.use_op)), runs=runs,
+        )  # fmt: skip
+        here = np.flatnonzero(found.of_use.toarray()[:, gathered])
+        bins = np.flatnonzero(found.room[here].sum(axis=0))
+        assert {products[each] for each in bins.tolist()} == beside
 
 
 @pytest.mark.parametrize(

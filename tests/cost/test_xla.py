@@ -15,6 +15,7 @@ import toast
 from tests.helpers import action, f32, model_of
 from toast.api import program_of
 from toast.cost import CostModel
+from toast.cost.axis_sets import SCATTER
 from toast.cost.liveness import liveness
 from toast.hardware import COLLECTIVES, Mesh, load
 from toast.space import Space, States
@@ -222,6 +223,38 @@ def test_what_sums_in_parts_send(mesh: str, sent: float) -> None:
     state[kinds.index("return"), 0] = 0
     assert moves(model, state) == {"reduce_scatter": 1}
     assert model.price(state[None]).sent_bytes[0] == pytest.approx(sent * 2 * 2048 * 2048)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shared", "permuted"),
+    [
+        ("d=4", False, True),
+        ("d=2", False, False),  # two parts are one reduce-scatter
+        ("d=4,m=4", False, True),
+        ("d=4,m=4", True, False),
+        ("d=16,m=2", False, True),
+        ("d=16,m=2", True, False),
+    ],
+)
+def test_permutes_scatter_sums_along_dimensions_of_their_own(
+    mesh: str, shared: bool, permuted: bool
+) -> None:
+    """Sums along a dimension that another axis shards are reduce-scatters, as compiled for v5e."""
+    analysis = toast.analyze(lambda x, g: x.T @ g, half(1 << 16, 2048), half(1 << 16, 2048))
+    model = model_of(analysis, mesh, min_dimensions=0)
+    space = model.space
+    state = space.apply(space.initial, action(space, "x", 0, "d"))
+    kinds = [space.analysis.program.kind(int(op)) for op in space.classes.representative]
+    result = kinds.index("return")
+    if "m" in mesh:
+        state = space.apply(state, action(space, "x" if shared else "g", 1, "m"))
+    state[result, 0] = 0
+    layout = model.layout(state[None])
+    assert layout.permuted.any() == permuted
+    (scattered,) = (
+        each for each in model.traffic(layout) if each.kind == SCATTER and each.count.any()
+    )
+    assert model.in_background(scattered) == permuted
 
 
 @pytest.mark.parametrize("hardware", ["tpu-v5e", "h100"])

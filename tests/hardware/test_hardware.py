@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from toast.errors import HardwareError
-from toast.hardware import COLLECTIVES, Collectives, Mesh, load, names
+from toast.hardware import COLLECTIVES, SCHEDULED_ALL_TO_ALL, Collectives, Mesh, load, names
 from toast.resources import directory
 
 SHIPPED = {
@@ -434,4 +434,11 @@ def test_only_bytes_take_collectives_time_in_schedules_of_xla() -> None:
     axes, gather = np.array([1], dtype=np.uint8), COLLECTIVES.index("all_gather")
     assert scheduled.seconds(gather, small, axes) == 0 < compiled.seconds(gather, small, axes)
     assert compiled.seconds(gather, large, axes) < line.seconds(gather, large, axes)
+    exchange = COLLECTIVES.index("all_to_all")
+    links = real.interconnect.bandwidth_bytes_per_s
+    for size in (4, 8):  # one rate on one dimension of the torus, and one on several
+        every = Collectives(real.as_scheduled_for, Mesh.parse(f"a={size},b={size}"))
+        for group, share in zip((1, 3), SCHEDULED_ALL_TO_ALL, strict=True):
+            seconds = every.seconds(exchange, large, np.array([group], dtype=np.uint8))
+            assert seconds == pytest.approx(large / (links * share))
     assert load("h100").as_scheduled_for == load("h100")
