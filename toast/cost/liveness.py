@@ -313,7 +313,8 @@ def liveness(
     _share_passed_on(program, kind_of_op, exists, aliased, end, use_op, use_end)
     late = _kernel_ends(program, kind_of_op, uses, exists, np.arange(len(program.ops)))
     by_product = np.zeros(count, dtype=bool)
-    by_product[[softmax.exponential for softmax in softmaxes]] = True
+    if lanes > 1:
+        by_product[[value for number in merged for value in program.ops[number].results]] = True
     return Liveness(
         exists,
         aliased,
