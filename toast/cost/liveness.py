@@ -598,9 +598,10 @@ def _of_libraries(program: Program, kinds: list[str]) -> frozenset[int]:
 
 
 def _vectors(program: Program, kinds: list[str]) -> frozenset[int]:
-    """Vectors that products with matrices multiply, if their elements are not only moved.
+    """Vectors that products multiply with matrices, but constants: they are in memory.
 
-    The kernel of such a product reads a vector for each column of the matrix.
+    The kernel of such a product reads the vector for each column of the matrix, so that a kernel of
+    its own computes it.
     """
     found = set()
     for number, op in enumerate(program.ops):
