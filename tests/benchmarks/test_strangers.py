@@ -72,3 +72,11 @@ def test_the_report_keeps_both_halves_apart(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "rows.csv"
     strangers.write(rows, path)
     assert strangers.read(path) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("3", [3]), ("0:4", [0, 1, 2, 3]), ("0:6:2", [0, 2, 4]), ("3,8,20:24:2", [3, 8, 20, 22])],
+)
+def test_seeds_are_numbers_and_ranges(text: str, seeds: list[int]) -> None:
+    assert strangers.seeds_in(text) == seeds

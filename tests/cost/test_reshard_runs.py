@@ -11,10 +11,11 @@ import pytest
 
 import toast
 from tests.helpers import action
-from toast.cost import CostModel
+from toast.cost import CostModel, break_down
 from toast.cost.argument_views import argument_views
 from toast.cost.axis_sets import axes_of
 from toast.cost.layout import slot_dims
+from toast.cost.program_loops import loops_of
 from toast.cost.reshard_runs import reshard_runs
 from toast.cost.rounding import carries_rounded
 from toast.cost.terms.kernels import ProductWork
@@ -92,6 +93,45 @@ def test_a_weight_that_is_gathered_for_a_loop_is_sent_once() -> None:
     price = model.price(state[None])
     assert price.collective_count[0, GATHER] == 1
     assert price.collective_bytes[0, GATHER] == WIDTH * WIDTH * 4
+
+
+def test_a_breakdown_adds_up_to_the_price_where_reshards_are_before_a_loop() -> None:
+    """And the copy of a weight that is gathered before a loop stays until the loop ends."""
+    space = Space(analyzed(), Mesh.parse("d=4"), min_dimensions=0)
+    model = CostModel(space, load("tpu-v5e"))
+    state = space.apply(space.initial, action(space, "first", 0, "d"))
+    program = space.analysis.program
+    state[space.classes.of_op[program.values[program.argument_values[0]].op], 0] = 0
+    found, price = break_down(model, state), model.price(state[None])
+    seconds = sum(each.seconds for each in found.collectives)
+    assert seconds == pytest.approx(price.collective_seconds.sum())
+    kept = [
+        each for each in model.timeline(state).buffers
+        if each.what == "copy" and program.values[each.value].type.shape == (WIDTH, WIDTH)
+    ]  # fmt: skip
+    (loop,) = loops_of(program)
+    assert [(each.start <= loop.begin, each.end > loop.end) for each in kept] == [(True, True)]
+
+
+def test_a_loop_in_a_loop_reshards_what_only_the_outer_one_changes_before_it() -> None:
+    def step(weight: Any, first: Any, steps: Any) -> Any:
+        def outer(scale: Any, step: Any) -> tuple[Any, Any]:
+            by = weight * scale
+
+            def inner(state: Any, row: Any) -> tuple[Any, Any]:
+                return jnp.tanh(state @ by) + row, None
+
+            return scale * 2, jax.lax.scan(inner, step[0], step)[0]
+
+        return jax.lax.scan(outer, first, steps)[1]
+
+    shapes = [
+        jax.ShapeDtypeStruct(size, "float32")
+        for size in ((WIDTH, WIDTH), (), (3, STEPS, ROWS, WIDTH))
+    ]
+    analysis = toast.analyze(step, *shapes, platform="tpu", cache=False)
+    assert runs(analysis, "dot_general", 1) == [3]
+    assert runs(analysis, "dot_general", 0) == [3 * STEPS]
 
 
 def caching(weight: Any, cache: Any, steps: Any) -> Any:
