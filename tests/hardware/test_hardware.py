@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from toast.errors import HardwareError
-from toast.hardware import COLLECTIVES, SCHEDULED_ALL_TO_ALL, Collectives, Mesh, load, names
+from toast.hardware import COLLECTIVES, Collectives, Mesh, load, names
+from toast.hardware.description import SCHEDULED_ALL_TO_ALL
 from toast.resources import directory
 
 SHIPPED = {

@@ -3,7 +3,6 @@
 from toast.hardware.collective_prices import COLLECTIVES, Algorithm, Collectives, check_size
 from toast.hardware.description import (
     ASYNCHRONOUS,
-    SCHEDULED_ALL_TO_ALL,
     Hardware,
     Interconnect,
     Measured,
@@ -16,7 +15,7 @@ from toast.hardware.product_prices import ProductPrices
 from toast.hardware.shapes import meshes_of
 
 __all__ = [
-    "ASYNCHRONOUS", "COLLECTIVES", "SCHEDULED_ALL_TO_ALL", "Algorithm", "Collectives", "Hardware",
-    "Interconnect", "Measured", "Mesh", "Network", "ProductPrices", "Protocol", "check_size",
-    "load", "meshes_of", "names",
+    "ASYNCHRONOUS", "COLLECTIVES", "Algorithm", "Collectives", "Hardware", "Interconnect",
+    "Measured", "Mesh", "Network", "ProductPrices", "Protocol", "check_size", "load", "meshes_of",
+    "names",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from toast.evaluation.oracle.hlo import Instruction, Module, in_scatter
-from toast.hardware import SCHEDULED_ALL_TO_ALL
+from toast.hardware.description import SCHEDULED_ALL_TO_ALL
 
 #: Cycles per second of the compiler's devices: peak FLOP/s over FLOP per cycle.
 CLOCK_HZ: Mapping[str, float] = {
