@@ -92,10 +92,11 @@ class Row:
     xla_sent_mib: float
     step_ms: float
     #: The step as XLA's scheduler sees it: if the ends of every dimension of the torus were linked,
-    #: and without the kernels for which XLA states no time.
+    #: if it took no time to move arguments into fast memory beside other kernels, and without the
+    #: kernels for which XLA states no time.
     scheduled_step_ms: float
     xla_step_ms: float
-    #: Kernels: products and memory traffic.
+    #: Kernels as XLA's scheduler sees them: products and memory traffic.
     products_ms: float
     memory_ms: float
     xla_kernels_ms: float
@@ -208,9 +209,11 @@ def unpacked(text: str, like: States) -> States:
 
 
 class Scheduled(NamedTuple):
-    """A step as XLA's scheduler sees it, and the kernels that it leaves out."""
+    """A step as XLA's scheduler sees it, its kernels, and those of them that it leaves out."""
 
     seconds: float
+    products: float
+    memory: float
     left_out: float
 
 
@@ -219,11 +222,14 @@ def scheduled(model: CostModel, state: States) -> Scheduled:
 
     It leaves out strided slices and interior pads: XLA states no time for them.
     """
-    seconds, left_out = float(model.price(state[None]).seconds[0]), 0.0
+    prices, left_out = model.price(state[None]), 0.0
     if kernels := spreading(model.space.analysis.program):
         terms = break_down(model, state).term_seconds.values()
         left_out = sum(float(np.asarray(of_ops)[kernels].sum()) for of_ops in terms)
-    return Scheduled(seconds - left_out, left_out)
+    return Scheduled(
+        float(prices.seconds[0]) - left_out, float(prices.matmul_seconds[0]),
+        float(prices.memory_seconds[0]), left_out,
+    )  # fmt: skip
 
 
 def row_of(
@@ -248,7 +254,7 @@ def row_of(
         predicted.argument_bytes / GIB, arguments, predicted.peak_bytes / GIB, peak, live,
         predicted.sent_bytes / MIB, sent, 1e3 * predicted.step_seconds, 1e3 * seen.seconds,
         1e3 * step,
-        1e3 * predicted.matmul_seconds, 1e3 * predicted.memory_seconds, 1e3 * kernels,
+        1e3 * seen.products, 1e3 * seen.memory, 1e3 * kernels,
         1e3 * predicted.collective_seconds, 1e3 * collectives, 1e3 * exposed,
         1e3 * (step - kernels), 1e3 * seen.left_out, moved(predicted.collectives),
         moved(verdict.collectives) if verdict else "", seconds, ", ".join(stranger.words),
@@ -541,7 +547,7 @@ def main() -> None:
                 )  # fmt: skip
         except Exception as problem:  # a program that TOAST does not take is a finding, too
             nan = float("nan")
-            empty, unknown = Prediction(nan, nan, nan, nan, nan, ()), Scheduled(nan, nan)
+            empty, unknown = Prediction(nan, nan, nan, nan, nan, ()), Scheduled(nan, nan, nan, nan)
             print(f"  lost: {type(problem).__name__}: {problem}", flush=True)
             new.append(
                 row_of(stranger, "none", False, nan, empty, unknown, None, f"lost: {problem}", "")

@@ -17,8 +17,10 @@ import toast
 from tests.helpers import action, analyzed, f32, mlp
 from toast.analysis import Names
 from toast.cost import CostModel
+from toast.cost.accumulated_sums import sum_runs
 from toast.cost.entities import Entity
 from toast.cost.overlap import independent_products, windows
+from toast.cost.reshard_runs import reshard_runs
 from toast.cost.terms.kernels import ProductWork
 from toast.errors import SearchError
 from toast.evaluation.optimum import random_legal, with_ties
@@ -50,7 +52,7 @@ def test_independent_products() -> None:
     program, names, products, uses = chain()
     sets, of = independent_products(
         program, names.use_op, names.use_value, np.arange(len(names.use_op)), products,
-        np.zeros(len(program.ops), dtype=bool), names.use_op,
+        np.zeros(len(program.ops), dtype=bool),
     )  # fmt: skip
     assert not sets[of[program.argument_values[0]]].any()
     of_use = of[len(program.values) :]
@@ -72,7 +74,7 @@ def test_products_that_share_a_copy_do_not_hide_its_gather(shared: bool) -> None
     copies = np.where(inputs, 0, 1 + np.arange(len(inputs))) if shared else np.arange(len(inputs))
     sets, of = independent_products(
         program, names.use_op, names.use_value, copies, products,
-        np.zeros(len(program.ops), dtype=bool), names.use_op,
+        np.zeros(len(program.ops), dtype=bool),
     )  # fmt: skip
     of_use = of[len(program.values) :]
     assert sets[of_use[inputs]].sum(axis=1).tolist() == ([0, 0] if shared else [1, 1])
@@ -104,6 +106,83 @@ def test_products_hide_collectives_of_their_own_loop_only() -> None:
         here = np.flatnonzero(found.of_use.toarray()[:, gathered])
         bins = np.flatnonzero(found.room[here].sum(axis=0))
         assert {products[each] for each in bins.tolist()} == beside
+
+
+def hiding(function: Any, *arguments: Any, use: Any = None, value: Any = None) -> set[int]:
+    """How often the products run that hide a reshard of a ``use``, or the sum of a ``value``.
+
+    Both are told by a predicate on the program and the number of an op.
+    """
+    analysis = toast.analyze(function, *arguments, cache=False)
+    program, names = analysis.program, analysis.names
+    products = [o for o in range(len(program.ops)) if program.kind(o) == "dot_general"]
+    found = windows(
+        program, names.use_op, names.use_value, products, np.ones(len(products)),
+        np.arange(len(program.values)), np.arange(len(names.use_op)),
+        runs=reshard_runs(program, names.use_op, names.use_value, partitioned=True),
+        sum_runs=sum_runs(program, analysis.rules),
+    )  # fmt: skip
+    if use is None:
+        (op,) = [o for o in range(len(program.ops)) if value(program, o)]
+        here = np.flatnonzero(found.of_value.toarray()[:, program.ops[op].results[0]])
+    else:
+        (number,) = [
+            u for u, op in enumerate(names.use_op.tolist())
+            if use(program, op) and names.use_index[u] == 1
+        ]  # fmt: skip
+        here = np.flatnonzero(found.of_use.toarray()[:, number])
+    bins = np.flatnonzero(found.room[here].sum(axis=0))
+    return {program.repeats[products[each]] for each in bins.tolist()}
+
+
+def test_a_weight_that_a_loop_rounds_is_gathered_before_it() -> None:
+    def step(weight: Any, steps: Any, other: Any) -> Any:
+        def body(state: Any, step: Any) -> tuple[Any, Any]:
+            by = weight.astype(jnp.bfloat16)
+            return state + (step.astype(jnp.bfloat16) @ by).astype(state.dtype), step @ step.T
+
+        return jax.lax.scan(body, steps[0], steps), other @ other.T
+
+    def rounded(program: Program, op: int) -> bool:
+        if program.kind(op) != "dot_general":
+            return False
+        return program.kinds[program.makers[program.ops[op].operands[1]]] == "convert"
+
+    assert hiding(step, f32(64, 64), f32(8, 64, 64), f32(128, 64), use=rounded) == {1}
+
+
+def test_what_an_outer_loop_changes_is_gathered_in_its_body() -> None:
+    """Before the inner loop, beside products of the outer one."""
+
+    def step(first: Any, steps: Any, other: Any) -> Any:
+        def outer(weight: Any, step: Any) -> tuple[Any, Any]:
+            def inner(state: Any, row: Any) -> tuple[Any, None]:
+                return jnp.tanh(state @ weight) + row, None
+
+            last = jax.lax.scan(inner, step[0], step)[0]
+            return weight * 0.5, (last, step[0] @ step[0].T)
+
+        return jax.lax.scan(outer, first, steps), other @ other.T
+
+    def inner(program: Program, op: int) -> bool:
+        return program.kind(op) == "dot_general" and program.repeats[op] == 24
+
+    assert hiding(step, f32(64, 64), f32(3, 8, 64, 64), f32(128, 64), use=inner) == {3}
+
+
+def test_sums_of_gradients_are_hidden_outside_of_the_loop_of_microbatches() -> None:
+    def step(batches: Any, other: Any) -> Any:
+        def add(total: Any, batch: Any) -> tuple[Any, Any]:
+            return total + batch.T @ batch, batch @ batch.T
+
+        return jax.lax.scan(add, jnp.zeros((64, 64)), batches), other @ other.T
+
+    def gradient(program: Program, op: int) -> bool:
+        if program.kind(op) != "dot_general":
+            return False
+        return program.values[program.ops[op].results[0]].type.shape == (64, 64)
+
+    assert hiding(step, f32(8, 32, 64), f32(128, 64), value=gradient) == {1}
 
 
 @pytest.mark.parametrize(

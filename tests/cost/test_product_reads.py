@@ -216,3 +216,141 @@ def test_a_softmax_of_scores_of_a_cache_stores_them_as_the_product_writes_them()
         if math.prod(program.values[value].type.shape) == 8 * 4096 * 8
     ]  # fmt: skip
     assert stored == ["bf16", "bf16"]  # scores and probabilities
+
+
+# -- what products fuse, read and round -----------------------------------------------------------
+
+
+def test_a_product_writes_what_it_fuses_unless_it_is_summed_over_devices() -> None:
+    """Then a kernel of its own reads the sum, and writes the result."""
+
+    def layer(x: Any, weight: Any) -> Any:
+        return jax.nn.relu(x @ weight)
+
+    arguments = shape(4096, 8192), shape(8192, 4096)
+    analysis = toast.analyze(layer, *arguments, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("a=4"), min_dimensions=0)
+    model = CostModel(space, V5E)
+    moved = 2 * 2 * 4096 * 4096 / V5E.memory_bytes_per_s
+    for dimension, spent in ((0, 0.0), (1, moved + V5E.kernel_latency_s)):
+        state = space.apply(space.initial, action(space, "x", dimension, "a"))
+        found = break_down(model, state).term_seconds
+        assert found.get("writes", np.zeros(1)).sum() == 0
+        assert found["kernels after sums"].sum() == pytest.approx(spent)
+
+
+def test_a_product_fuses_no_larger_result() -> None:
+    """A broadcast of the product has a kernel of its own, which writes it."""
+
+    def spread(x: Any, weight: Any) -> Any:
+        return jnp.broadcast_to((x @ weight)[..., None], (1024, 8, 8192)) * 2
+
+    found = terms("tpu-v5e", spread, shape(1024, 256), shape(256, 8))
+    least = 2 * 1024 * 8 * 8192 / V5E.memory_bytes_per_s
+    assert found["writes"] >= least
+
+
+def test_products_of_vectors_fuse_nothing() -> None:
+    def scaled(queries: Any, cache: Any) -> Any:
+        return attend(queries, cache) * 0.5
+
+    arguments = shape(8, 16, 128), shape(8, 4096, 16, 128)
+    assert terms("tpu-v5e", attend, *arguments).get("writes", 0.0) == 0
+    assert terms("tpu-v5e", scaled, *arguments)["writes"] > 0
+
+
+@pytest.mark.parametrize(("form", "kernels"), [("argument", 0), ("reshaped", 0), ("computed", 1)])
+def test_vectors_in_memory_are_read_where_they_are(form: str, kernels: int) -> None:
+    def step(queries: Any, cache: Any) -> Any:
+        if form == "computed":
+            queries = queries * 2
+        return attend(queries.reshape(8, 16, 128), cache)
+
+    queries = shape(8, 16, 128) if form == "argument" else shape(8, 1, 16, 128)
+    found = terms("tpu-v5e", step, queries, shape(8, 4096, 16, 128))
+    assert found.get("latencies", 0.0) == pytest.approx(kernels * V5E.kernel_latency_s)
+
+
+def test_products_round_arguments_as_they_read_them() -> None:
+    """Unless devices gather the rounded argument: a kernel rounds the shards before."""
+
+    def layer(x: Any, weight: Any) -> Any:
+        return x @ weight.astype(jnp.bfloat16)
+
+    rows, width = 8, 8192
+    arguments = shape(rows, width), shape(width, width, dtype="float32")
+    analysis = toast.analyze(layer, *arguments, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("a=4"), min_dimensions=0)
+    model, program = CostModel(space, V5E), space.analysis.program
+    whole, gathered = space.initial, space.initial.copy()
+    weight = program.argument_values[1]
+    for op in (program.values[weight].op, *(
+        number for number, op in enumerate(program.ops) if weight in op.operands
+    )):  # fmt: skip
+        gathered[space.classes.of_op[op], 0] = 0
+    alone, before = (break_down(model, state).term_seconds for state in (whole, gathered))
+    assert alone["rounded reads"].sum() == alone.get("reads", np.zeros(1)).sum() == 0
+    rate = V5E.products.memory_share * V5E.memory_bytes_per_s
+    assert alone["products"].sum() >= 4 * width * width / rate
+    assert before["rounded reads"].sum() >= 4 * width * width / 4 / V5E.memory_bytes_per_s
+    assert before["products"].sum() < 0.6 * alone["products"].sum()
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_weights_of_later_layers_are_fetched_beside_earlier_ones(layers: int) -> None:
+    """At the rate of the memory; the compiler's schedule has no time for it."""
+
+    def step(x: Any, weights: Any) -> Any:
+        for weight in weights:
+            x = jax.nn.relu(x @ weight)
+        return x
+
+    arguments = shape(8, 2048), [shape(2048, 2048)] * layers
+    analysis = toast.analyze(step, *arguments, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("a=2"), min_dimensions=0)
+    real, seen = (
+        float(CostModel(space, hardware).price(space.initial[None]).matmul_seconds[0])
+        for hardware in (V5E, V5E.as_scheduled_for)
+    )
+    fetch = 2 * 2048 * 2048 / V5E.memory_bytes_per_s
+    first = terms("tpu-v5e", step, arguments[0], [shape(2048, 2048)])["products"]
+    assert real - first == pytest.approx((layers - 1) * (fetch + V5E.product_latency_s), rel=0.05)
+    assert seen == pytest.approx(first) if layers == 1 else seen < real
+
+
+def test_a_device_with_one_of_the_queries_of_a_head_uses_the_vector_unit() -> None:
+    def grouped(queries: Any, cache: Any) -> Any:
+        return jnp.einsum("bgqk,btgk->bgqt", queries, cache)
+
+    arguments = shape(64, 1, 4, 128), shape(64, 4096, 1, 128)
+    analysis = toast.analyze(grouped, *arguments, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("a=4"), min_dimensions=0)
+    model = CostModel(space, V5E)
+    state = space.apply(space.initial, action(space, "queries", 2, "a"))
+    whole, one = model.price(np.stack([space.initial, state])).matmul_seconds
+    assert one >= 64 * 4096 * 128 / V5E.vector_products_per_s > whole
+
+
+@pytest.mark.parametrize(("width", "copied"), [(1280, True), (2048, False)])
+def test_tables_whose_shards_are_no_whole_tiles_are_transposed_for_lookups(
+    width: int, copied: bool
+) -> None:
+    """If they are gathered along the dimension in lanes, as compiled for v5e."""
+
+    def look(table: Any, tokens: Any) -> Any:
+        return table[tokens]
+
+    rows = 65536
+    arguments = shape(rows, width), shape(64, dtype="int32")
+    analysis = toast.analyze(look, *arguments, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("a=16"), min_dimensions=0)
+    model, program = CostModel(space, V5E), space.analysis.program
+    state = space.initial.copy()
+    table = program.argument_values[0]
+    sharded = space.apply(space.initial, action(space, "table", 1, "a"))
+    state[space.classes.of_op[program.values[table].op]] = sharded[
+        space.classes.of_op[program.values[table].op]
+    ]
+    found = break_down(model, state).term_seconds["copies of gathers"].sum()
+    seconds = rows * width / V5E.transposed_elements_per_s
+    assert found == pytest.approx(seconds if copied else 0.0)

@@ -276,3 +276,66 @@ def test_a_loop_reads_a_part_of_a_stack_in_each_iteration() -> None:
         if program.kind(number) == "dot_general"
     ]
     assert copied == [STEPS, 1]
+
+
+def test_branches_reshard_in_each_iteration() -> None:
+    """XLA moves nothing out of a conditional."""
+
+    def step(one: Any, other: Any, first: Any, numbers: Any) -> Any:
+        def body(state: Any, number: Any) -> tuple[Any, None]:
+            branches = (lambda x: x @ one), (lambda x: x @ other)
+            return jax.lax.cond(number % 2 == 0, *branches, state), None
+
+        return jax.lax.scan(body, first, numbers)[0]
+
+    shapes = [
+        *[jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")] * 2,
+        jax.ShapeDtypeStruct((ROWS, WIDTH), "float32"), jax.ShapeDtypeStruct((STEPS,), "int32"),
+    ]  # fmt: skip
+    analysis = toast.analyze(step, *shapes, platform="tpu", cache=False)
+    assert runs(analysis, "dot_general", 1) == [STEPS, STEPS]
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_stack_that_its_loop_reads_is_resharded_in_each_iteration(read: bool) -> None:
+    def step(stack: Any, rows: Any) -> Any:
+        def body(carry: Any, row: Any) -> tuple[Any, None]:
+            number, stack = carry
+            new = row + stack.sum(axis=0) if read else row
+            stack = jax.lax.dynamic_update_slice(stack, new[None], (number, 0))
+            return (number + 1, stack), None
+
+        return jax.lax.scan(body, (0, stack), rows)[0][1]
+
+    shapes = [jax.ShapeDtypeStruct((STEPS, WIDTH), "float32")] * 2
+    analysis = toast.analyze(step, *shapes, platform="tpu", cache=False)
+    each = [times for times in runs(analysis, "yield", 0) if times > 0]
+    assert each == [STEPS if read else 1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sliced", "size"),
+    [("float32", False, 2), ("bfloat16", False, 2), ("bfloat16", True, 2)],
+)
+def test_loops_read_slices_and_rounded_weights_from_fast_memory(
+    dtype: str, sliced: bool, size: int
+) -> None:
+    """XLA copies a slice before the loop, and products round float32 copies."""
+
+    def step(weight: Any, first: Any, steps: Any) -> Any:
+        by = weight[:WIDTH] if sliced else weight
+        return jax.lax.scan(lambda s, row: (jnp.tanh(s @ by) + row, None), first, steps)[0]
+
+    rows = 2 * WIDTH if sliced else WIDTH
+    shapes = [
+        jax.ShapeDtypeStruct(sizes, dtype)
+        for sizes in ((rows, WIDTH), (ROWS, WIDTH), (STEPS, ROWS, WIDTH))
+    ]
+    analysis = toast.analyze(step, *shapes, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("d=4"), min_dimensions=0)
+    model = CostModel(space, load("tpu-v5e"))
+    layout, tensors = model.layout(space.initial[None]), model.tables.tensors
+    weight = np.flatnonzero(tensors.bytes == size * WIDTH * WIDTH)
+    used = axes_of(slot_dims(model.tables, layout.held, tensors.slot) >= 0)
+    (share,) = ProductWork().memory_share(layout, used)[0, weight]
+    assert share == pytest.approx(1.0 if dtype == "bfloat16" and not sliced else 1 / STEPS)

@@ -10,20 +10,19 @@ from toast.program import Program
 #: Ops whose result is another part of their first operand in each run.
 _PICKING = frozenset({"dynamic_slice", "dynamic_update_slice", "scatter"})
 
-#: Ops whose result is their first operand in another shape, or a part of it.
-_MOVING = frozenset({
-    "bitcast_convert", "optimization_barrier", "reshape", "slice", "transpose",
-})  # fmt: skip
+#: Ops whose result is their first operand in another shape.
+_MOVING = frozenset({"bitcast_convert", "optimization_barrier", "reshape", "transpose"})
 
 #: Ops whose result is in memory if their first operand is.
-_VIEWING = _PICKING | _MOVING | {"carry", "convert"}
+_VIEWING = _PICKING | _MOVING | {"carry", "convert", "slice"}
 
 
 def argument_views(program: Program) -> Floats:
-    """``[values]`` how often an argument, or a part of one, is copied; 0 for others.
+    """``[values]`` in how many runs a step reads an argument, or a part, from memory; 0 for others.
 
-    Loops read the copy of an argument from fast memory: one that is rounded, gathered or carried.
-    It is made once, before the loop, and that of a part in each run.
+    Loops read the copy of an argument from fast memory: one that is rounded, gathered, sliced or
+    carried.  It is made once, before the loop, so that only one run reads the memory.  A part that
+    each run picks anew has a copy in each.
     """
     views = np.zeros(len(program.values))
     views[list(program.argument_values)] = 1.0
@@ -34,16 +33,13 @@ def argument_views(program: Program) -> Floats:
     return views
 
 
-def whole_arguments(program: Program, product_operands: str) -> Ints:
-    """``[values]`` the argument that it is, which loops read from memory in each run; -1 for none.
+def whole_arguments(program: Program) -> Ints:
+    """``[values]`` the argument that a value is, in another shape at most; -1 for other values.
 
-    Products round arguments of type float32 to ``product_operands``, if that is not empty, so that
-    they read a copy.
+    Loops read it from memory in each run, if they need it as it is.
     """
     own = np.full(len(program.values), -1, dtype=np.int64)
-    for value in program.argument_values:
-        if not product_operands or program.values[value].type.dtype != "f32":
-            own[value] = value
+    own[[*program.argument_values]] = program.argument_values
     for number, op in enumerate(program.ops):
         if program.kind(number) in _MOVING:
             own[op.results[0]] = own[op.operands[0]]

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -31,7 +32,13 @@ from toast.cost.liveness import (
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
 from toast.cost.product_layouts import ProductLayouts
-from toast.cost.product_reads import read_by_products, read_shares, repeated
+from toast.cost.product_reads import (
+    RoundedArgument,
+    read_by_products,
+    read_shares,
+    repeated,
+    rounded_arguments,
+)
 from toast.cost.program_loops import loops_around, loops_of
 from toast.cost.reshard_runs import reshard_runs
 from toast.cost.rounding import carries_rounded, lookups_rounded, rounded_stacks, stored_rounded
@@ -142,6 +149,8 @@ def build(
     remade, constant = remade_values(program), constant_values(program)
     allocated = allocated_only(program) & constant
     value_bytes = np.array(program.value_bytes, dtype=np.float64)
+    operand_types = dict.fromkeys(PRODUCTS, product_operands)
+    operand_types |= dict.fromkeys(GROUPED, grouped_operands)
     stored, of_products = np.ones(len(program.values)), np.zeros(len(names.use_op), dtype=bool)
     repeats = repeated(program, live) if lanes > 1 else {}
     headed = np.full(len(program.values), -1)
@@ -168,10 +177,17 @@ def build(
         program, names.use_op, names.use_index, names.use_value, value_bytes * stored,
         relayout_bytes,
     )  # fmt: skip
+    # Products read arguments that they round, or kernels before them do.
+    rounded: dict[int, RoundedArgument] = {}
+    if lanes > 1:
+        rounded = rounded_arguments(program, live, names.use_op, names.use_value)
+    before_products = accesses[0].copy()
+    accesses[0][[each.use for each in rounded.values()]] = 0.0
     runs = reshard_runs(program, names.use_op, names.use_value, partitioned=partitioned)
+    sums = sum_runs(program, analysis.rules)
     grouped = _group_values(
         program,
-        analysis.rules,
+        sums,
         names.use_op,
         names.use_index,
         names.use_value,
@@ -199,7 +215,7 @@ def build(
     product_ops = np.flatnonzero(ops.product[classes.of_op]).tolist()
     products = _products(
         space.analysis, classes.representative, np.flatnonzero(ops.product), factors,
-        repeats,
+        repeats, _later(program, classes.of_op, len(classes.representative)),
     )  # fmt: skip
     kernels = _kernel_terms(rules, factors + 1)
     working = np.flatnonzero((ops.flops > 0)[classes.of_op])
@@ -223,7 +239,7 @@ def build(
         around = rings | [kind == _LOOPED for kind in program.kinds]
     open_windows = windows(
         program, names.use_op, names.use_value, working.tolist(), work,
-        grouped.of_value, grouped.of_use, around, runs,
+        grouped.of_value, grouped.of_use, around, runs, sums,
     )  # fmt: skip
     free = open_windows.free(Entity.VALUE_CLASS)
     summed_by_op: Bools = reduces[slot_table.op_class[grouped.use_slot]]
@@ -232,7 +248,7 @@ def build(
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
-        rules, ranges.rounded, remade, stored, headed, constant, allocated,
+        rules, ranges.rounded, remade, stored, headed, constant, allocated, sums,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -258,8 +274,7 @@ def build(
                 names.use_op,
                 names.use_value,
                 grouped,
-                dict.fromkeys(PRODUCTS, product_operands)
-                | dict.fromkeys(GROUPED, grouped_operands),
+                operand_types,
             ),
             values.stored[grouped.use_value],
         ),
@@ -270,6 +285,7 @@ def build(
         loop=grouped.use_loop,
         early=early,
         overwriting=_overwriting(program, names.use_op, grouped),
+        lookups=_lookups(program, names.use_op, names.use_index, grouped),
     )
     sizes = {
         Entity.VALUE_CLASS: len(values), Entity.USE_CLASS: len(uses),
@@ -286,7 +302,9 @@ def build(
         ops=ops,
         products=products,
         tensors=slots.tensors(
-            products.op_class, stored * read_shares(program, repeats), product_operands
+            products.op_class, stored * read_shares(program, repeats),
+            {kind: dtype for kind, dtype in operand_types.items() if kind != "convolution"},
+            rounded, before_products,
         ),
         kernels=kernels,
         kernel_tensors=slots.kernel_tensors(np.unique(kernels.op_class), rules),
@@ -355,6 +373,14 @@ def _early(
     return early
 
 
+def _lookups(program: Program, use_op: Ints, use_index: Ints, grouped: _Grouped) -> Floats:
+    """``[use classes]`` how often a step looks up rows in a value at a use."""
+    looks = np.array([kind == "gather" for kind in program.kinds], dtype=bool)[use_op]
+    runs = np.where(looks & (use_index == 0), np.array(program.repeats)[use_op], 0)
+    number = np.bincount(grouped.of_use, runs, len(grouped.use_value))
+    return np.asarray(number, dtype=np.float64)
+
+
 def _summed_factors(rules: Sequence[SignatureRule], factors: int) -> Bools:
     """``[rules, factors + 1]`` whether an op reduces over a factor."""
     reduces = np.zeros((len(rules), factors + 1), dtype=bool)
@@ -398,10 +424,12 @@ def _value_classes(
     headed: Ints,
     constant: Bools,
     allocated: Bools,
+    sums: Sequence[int],
 ) -> ValueClasses:
     values = grouped.representative
     maker = np.array(program.makers, dtype=np.int64)[values]
     amount, over = workspace
+    sum_kernels, sum_moves = _sum_kernels(program, grouped, live, stored, sums)
     types = [program.values[v].type for v in values.tolist()]
     kinds = [program.kinds[op] for op in maker.tolist()]
     product = ops.product[op_class_of_value[values]]
@@ -422,6 +450,8 @@ def _value_classes(
         rank=np.array([len(type_.shape) for type_ in types], dtype=np.int64),
         written=grouped.written,
         kernels=_kernels(program, grouped, live, priced, allocated),
+        sum_kernels=sum_kernels,
+        sum_moves=sum_moves,
         transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
         merged=product & ~live.exists[values],
         repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
@@ -545,7 +575,7 @@ def _kernels(
     computed = np.flatnonzero(
         live.exists
         & alone[maker]
-        & ~live.by_product
+        & (live.fused_product < 0)
         & ~allocated
         & [value.type.shape != () for value in program.values]
     )
@@ -556,6 +586,25 @@ def _kernels(
     weights = share * repeats
     counts = np.bincount(grouped.of_value[computed], weights=weights, minlength=count)
     return np.asarray(counts, dtype=np.float64)
+
+
+def _sum_kernels(
+    program: Program, grouped: _Grouped, live: Liveness, stored: Floats, sums: Sequence[int]
+) -> tuple[Floats, Floats]:
+    """Kernels of a step that compute what products fuse, if their results are summed over devices.
+
+    ``[C]`` their number and the bytes that they move, by the value class of the products' results:
+    a kernel reads the sum, and writes its own result.  ``sums`` (``[values]``) are those of
+    :func:`toast.cost.accumulated_sums.sum_runs`: what is summed after a loop is added up in it.
+    """
+    number, moves = np.zeros((2, len(grouped.representative)))
+    size = np.array(program.value_bytes, dtype=np.float64) * stored
+    for value in np.flatnonzero(live.fused_product >= 0).tolist():
+        product = int(live.fused_product[value])
+        if sums[product] == (runs := program.repeats[program.makers[product]]):
+            number[grouped.of_value[product]] += runs
+            moves[grouped.of_value[product]] += runs * (size[product] + size[value])
+    return number, moves
 
 
 def _rounded_stacks(program: Program, rounded: str, grouped: _Grouped) -> Lifetimes:
@@ -599,17 +648,24 @@ class _Slots:
         return np.array(self._uses, dtype=np.int64)
 
     def tensors(
-        self, products: Ints, stored: Floats | None = None, product_operands: str = ""
+        self,
+        products: Ints,
+        stored: Floats | None = None,
+        operand_types: Mapping[str, str] = MappingProxyType({}),
+        rounded: Mapping[int, RoundedArgument] = MappingProxyType({}),
+        accesses: Floats | None = None,
     ) -> ProductTensors:
         """The tensors of op classes, here ``products``.
 
         ``stored`` (``[values]``) is the share of a value's bytes that is in memory, and
-        ``product_operands`` the element type to which products round float32 operands.
+        ``operand_types`` the element type to which each kind of product rounds float32 operands.
+        ``rounded`` are those of :func:`toast.cost.product_reads.rounded_arguments`, and
+        ``accesses`` (``[uses]``) those by kernels, products left out.
         """
         program, ops = self._space.analysis.program, self._space.classes.representative
         place = {k: number for number, k in enumerate(products.tolist())}
-        views, whole = argument_views(program), whole_arguments(program, product_operands)
-        rows: list[tuple[int, int, float, int, float, int]] = []
+        views, whole = argument_views(program), whole_arguments(program)
+        rows: list[tuple[int, int, float, int, float, int, int, float, float]] = []
         for (k, side, index), slot in self._number.items():
             if k in place:
                 op = program.ops[int(ops[k])]
@@ -618,15 +674,26 @@ class _Slots:
                 size = float(math.prod(type_.shape)) * element_bytes(type_.dtype)
                 size *= 1.0 if stored is None else float(stored[value])
                 viewed = min(1.0, views[value] / program.repeats[int(ops[k])])
-                if 0 < viewed < 1 and product_operands and type_.dtype == "f32":
-                    size *= element_bytes(product_operands) / element_bytes("f32")
-                argument = self._values[whole[value]] if whole[value] >= 0 else -1
-                rows.append((place[k], slot, size, side, viewed, argument))
-        numbers = np.array(sorted(rows), dtype=np.float64).reshape(-1, 6)
-        product, slots, argument = numbers[:, [0, 1, 5]].T.astype(np.int64)
+                read_as = operand_types.get(program.kind(int(ops[k])), "")
+                rounds = bool(read_as) and type_.dtype == "f32"
+                if 0 < viewed < 1 and rounds and (stored is None or stored[value] == 1):
+                    size *= element_bytes(read_as) / element_bytes("f32")
+                argument = -1 if rounds or whole[value] < 0 else self._values[whole[value]]
+                before, whole_size, rounding = -1, 0.0, 0.0
+                if not side and value in rounded:
+                    source, use, first = rounded[value]
+                    before, whole_size = self._values[source], float(program.value_bytes[source])
+                    if accesses is not None and first == int(ops[k]):
+                        rounding = accesses[use] * whole_size
+                rows.append((
+                    place[k], slot, size, side, viewed, argument, before, whole_size, rounding,
+                ))  # fmt: skip
+        numbers = np.array(sorted(rows), dtype=np.float64).reshape(-1, 9)
+        product, slots, argument, before = numbers[:, [0, 1, 5, 6]].T.astype(np.int64)
         return ProductTensors(
-            product, slots, numbers[:, 2], numbers[:, 3] > 0, numbers[:, 4], argument
-        )
+            product, slots, numbers[:, 2], numbers[:, 3] > 0, numbers[:, 4], argument, before,
+            numbers[:, 7], numbers[:, 8],
+        )  # fmt: skip
 
     def has_factor(self, width: int) -> Bools:
         """``[slots, width]`` whether a dimension has the factor; the last column: no factor."""
@@ -725,7 +792,7 @@ class _Grouped:
 
 def _group_values(
     program: Program,
-    rules: Sequence[SignatureRule],
+    sums: Sequence[int],
     use_op: Ints,
     use_index: Ints,
     use_of: Ints,
@@ -763,7 +830,7 @@ def _group_values(
         of_uses.append((slot, place))
         most, read = of_value_reads.get((slot, place), (0, 0.0))
         of_value_reads[slot, place] = max(most, moved), read + program.repeats[op] * accessed
-    repeats, sums = [program.repeats[op] for op in program.makers], sum_runs(program, rules)
+    repeats = [program.repeats[op] for op in program.makers]
     places = list(zip(host.inside.tolist(), host.moved.tolist(), strict=True))
     tests = [0] * len(program.values)
     for number, carry in program.condition_reads:
@@ -861,8 +928,8 @@ def _written(
     kinds = [live.kinds[op] for op in maker.tolist()]
     elsewhere = np.array([kind in PRODUCTS or kind in _IN_PLACE for kind in kinds], dtype=bool)
     return np.asarray(
-        live.exists & ~live.by_product & ~elsewhere & ~priced[maker] & ~host.inside & ~host.moved
-        & ~allocated
+        live.exists & (live.fused_product < 0) & ~elsewhere & ~priced[maker] & ~host.inside
+        & ~host.moved & ~allocated
     )  # fmt: skip
 
 
@@ -872,6 +939,7 @@ def _products(
     products: Ints,
     factors: int,
     repeated_operands: Collection[int],
+    later: Floats,
 ) -> Products:
     """Rows, columns, depth and batch of products, and which of them each factor belongs to.
 
@@ -924,7 +992,23 @@ def _products(
             images[row] = signature.operands[0].shape[dim]
             if len(stack := rule.operands[0][dim]) == 1:
                 image_factor[row] = stack[0]
-    return Products(products, sizes, groups, vector, tile, tile_factor, images, image_factor)
+    return Products(
+        products, sizes, groups, vector, tile, tile_factor, images, image_factor, later[products]
+    )
+
+
+def _later(program: Program, of_op: Ints, classes: int) -> Floats:
+    """``[K]`` the share of ops that follow another with the same signature, outside of loops.
+
+    ``of_op`` is the class of each op.
+    """
+    later, seen = np.zeros(len(program.ops)), set[int]()
+    for number, op in enumerate(program.ops):
+        if program.repeats[number] == 1:
+            later[number] = op.signature in seen
+            seen.add(op.signature)
+    total = np.bincount(of_op, minlength=classes)
+    return np.asarray(np.bincount(of_op, later, classes) / np.maximum(total, 1))
 
 
 def _image_dimension(signature: Signature) -> int:

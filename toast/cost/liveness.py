@@ -94,8 +94,9 @@ class Liveness:
     exists: Bools
     #: ``[values]`` whether the value overwrites a donated argument's buffer.
     aliased: Bools
-    #: ``[values]`` whether a product's kernel also computes the value, and writes it meanwhile.
-    by_product: Bools
+    #: ``[values]`` the result of a product whose kernel also computes the value, and writes it
+    #: meanwhile, unless that result is summed over devices; -1 for none.
+    fused_product: Ints
     #: ``[values]`` op before which the value must have its own memory.
     start: Ints
     #: ``[values]`` whether the value may overwrite an operand that its kernel is the last to read.
@@ -269,7 +270,7 @@ def liveness(
         program, kind_of_op, uses, early, softmaxes, needed, by_libraries=lanes == 1
     )
     place = np.arange(len(program.ops))
-    place[merged] = early[merged]
+    place[[*merged]] = early[[*merged]]
     last = len(program.ops)
     aliased = np.zeros(count, dtype=bool)
     for result, alias in zip(program.result_values, program.aliases, strict=True):
@@ -283,7 +284,7 @@ def liveness(
     kernel_end = _kernel_ends(program, kind_of_op, uses, exists, place)
     use_end = kernel_end[use_op]
     alone = np.array([kind not in _STORED for kind in kind_of_op])
-    alone[merged] = False
+    alone[[*merged]] = False
     maker = np.array(program.makers, dtype=np.int64)
     last_read = maker.copy()
     np.maximum.at(last_read, use_value, use_end)
@@ -312,13 +313,14 @@ def liveness(
     _extend_shared(program, kind_of_op, aliased, end)
     _share_passed_on(program, kind_of_op, exists, aliased, end, use_op, use_end)
     late = _kernel_ends(program, kind_of_op, uses, exists, np.arange(len(program.ops)))
-    by_product = np.zeros(count, dtype=bool)
+    fused_product = np.full(count, -1)
     if lanes > 1:
-        by_product[[value for number in merged for value in program.ops[number].results]] = True
+        for number, product in merged.items():
+            fused_product[[*program.ops[number].results]] = product
     return Liveness(
         exists,
         aliased,
-        by_product,
+        fused_product,
         start,
         in_place,
         end,
@@ -598,18 +600,30 @@ def _of_libraries(program: Program, kinds: list[str]) -> frozenset[int]:
 
 
 def _vectors(program: Program, kinds: list[str]) -> frozenset[int]:
-    """Vectors that products multiply with matrices, but constants: they are in memory.
+    """Vectors that products multiply with matrices, but for constants: they are in memory.
 
     The kernel of such a product reads the vector for each column of the matrix, so that a kernel of
-    its own computes it.
+    its own computes it, unless it is another value in memory in another shape.
     """
     found = set()
-    for number, op in enumerate(program.ops):
-        if kinds[number] == "dot_general" and of_vectors(program.signatures[op.signature]):
-            value = min(op.operands, key=lambda v: math.prod(program.values[v].type.shape))
-            if kinds[program.values[value].op] not in SOURCES:
-                found.add(value)
+    for number in _of_vectors(program, kinds):
+        operands = program.ops[number].operands
+        value = same = min(operands, key=lambda v: math.prod(program.values[v].type.shape))
+        while kinds[program.values[same].op] in _PLACING - {"transpose"}:
+            (same,) = program.ops[program.values[same].op].operands
+        kind, placed = kinds[program.values[same].op], kinds[program.values[value].op]
+        viewed = kind in SOURCES or (kind in _STORED and placed != "broadcast_in_dim")
+        if same == value or not viewed:
+            found.add(value)
     return frozenset(found)
+
+
+def _of_vectors(program: Program, kinds: list[str]) -> frozenset[int]:
+    """Products of vectors and matrices."""
+    return frozenset(
+        number for number, op in enumerate(program.ops)
+        if kinds[number] == "dot_general" and of_vectors(program.signatures[op.signature])
+    )  # fmt: skip
 
 
 def _sliced_for_loops(program: Program, kinds: list[str], uses: list[list[int]]) -> frozenset[int]:
@@ -634,8 +648,8 @@ def _existing(
     needed: frozenset[int] = frozenset(),
     *,
     by_libraries: bool = False,
-) -> tuple[Bools, list[int]]:
-    """Which values are in memory, and the ops that are computed in a product's kernel.
+) -> tuple[Bools, dict[int, int]]:
+    """Which values are in memory; ops that a product's kernel computes, and this product's result.
 
     Kernels of libraries (``by_libraries``) compute nothing but products, and round their results.
 
@@ -645,6 +659,9 @@ def _existing(
     """
     values, makers = program.values, program.makers
     size = program.value_bytes
+    elements = [math.prod(value.type.shape) for value in values]
+    # Kernels of products of vectors compute nothing else.
+    alone = _of_vectors(program, kinds) if not by_libraries else frozenset()
     exists = [
         kinds[v.op] not in SOURCES
         and (
@@ -672,7 +689,7 @@ def _existing(
         inputs[number] = parts[0] if len(parts) == 1 else frozenset().union(*parts)
     # Kernels that compute each value, from the last op to the first.
     kernels: list[frozenset[int]] = [frozenset()] * len(values)
-    merged = [values[softmax.exponential].op for softmax in softmaxes]
+    merged = {values[softmax.exponential].op: softmax.product for softmax in softmaxes}
     for number in range(len(values) - 1, -1, -1):
         users: list[frozenset[int]] = []
         for user in uses[number]:
@@ -686,12 +703,17 @@ def _existing(
             continue
         if kind in PRODUCTS and len(computed_in) == 1:
             # A product fuses its only consumer, an elementwise kernel whose other operands are
-            # ready.
+            # ready, and whose result is no larger.
             (kernel,) = computed_in
             fuses = not by_libraries or kinds[kernel] == "convert"
             fuses &= kinds[kernel] not in _STORED | _NEEDING
-            if fuses and early[kernel] == values[number].op:
-                merged.append(kernel)
+            fuses &= kernel not in merged and values[number].op not in alone
+            if (
+                fuses
+                and early[kernel] == values[number].op
+                and (elements[program.ops[kernel].results[0]] <= elements[number])
+            ):
+                merged[kernel] = number
                 exists[number] = False
         elif not exists[number] and kind not in SOURCES and len(computed_in) > 1:
             large = [v for v in inputs[number] if 2 * size[v] >= size[number]]

@@ -19,7 +19,7 @@ from scipy import sparse
 
 from toast import lazy
 from toast.cost.entities import Entity, Floats, Ints
-from toast.cost.program_loops import loops_around
+from toast.cost.program_loops import LoopOps, loop_with_runs, loops_around
 from toast.distinct import distinct_rows
 from toast.program import Program
 
@@ -107,13 +107,16 @@ def windows(
     use_class: Ints,
     around: npt.NDArray[np.bool_] | None = None,
     runs: Ints | None = None,
+    sum_runs: Sequence[int] | None = None,
 ) -> Windows:
     """The windows of a program whose ``products`` (ops) take ``work`` each.
 
     ``value_class`` and ``use_class`` are the classes of values and of uses.  ``around`` (``[ops]``)
     are the ops of which shards go around the devices while they compute.  ``runs`` (``[uses]``) are
     those of :func:`toast.cost.reshard_runs.reshard_runs`; by default, values are resharded as often
-    as they are used.
+    as they are used.  ``sum_runs`` (``[values]``) are those of
+    :func:`toast.cost.accumulated_sums.sum_runs`; by default, values are summed as often as they are
+    computed.
     """
     share, bin_of = _bins_of(work)
     bins: Floats = np.bincount(bin_of, weights=share).astype(np.float64)
@@ -121,12 +124,8 @@ def windows(
     in_bin[np.arange(len(work)), bin_of] = share
     if around is None:
         around = np.zeros(len(program.ops), dtype=bool)
-    place = use_op
-    if runs is not None:  # what a loop does not change is resharded before the loop
-        before = runs < np.array(program.repeats, dtype=np.int64)[use_op]
-        place = np.where(before, np.array(program.makers, dtype=np.int64)[use_value], use_op)
     free, set_of = independent_products(
-        program, use_op, use_value, use_class, products, around, place
+        program, use_op, use_value, use_class, products, around, runs, sum_runs
     )
     room, window_of_set = _merged(free @ in_bin, bins, np.bincount(set_of, minlength=len(free)))
     window = window_of_set[set_of]
@@ -178,15 +177,17 @@ def independent_products(
     use_class: Ints,
     products: Sequence[int],
     around: npt.NDArray[np.bool_],
-    place: Ints,
+    runs: Ints | None = None,
+    sum_runs: Sequence[int] | None = None,
 ) -> tuple[npt.NDArray[np.bool_], Ints]:
     """Sets of ``products`` (ops), and the set that is independent of each value and each use.
 
     A product is independent of what happens to a value between its definition and a use if it is no
     ancestor of the value and no descendant of the use (for the value itself: of any use).  Uses of
     one value in one class wait for the same copy, so it must be no descendant of any of them.
-    Nothing runs beside a loop, so both must be in the body of the same one, or of none.
-    ``place`` (``[uses]``) are the ops where values are resharded.
+    Nothing runs beside a loop, so that the product and the collective must be in the body of the
+    same loop, or of none.  Collectives that run less often than their ops were moved out of loops:
+    ``runs`` and ``sum_runs`` are those of :func:`windows`.
 
     Returns ``[sets, products]``, and the set of every value and then of every use.  The sets of
     values that ops in ``around`` make, and of their uses, follow; these have the products of the op
@@ -212,26 +213,30 @@ def independent_products(
         for value in op.operands:
             reached[value] |= reach
     loops = loops_around(program)
-    inside: dict[object, int] = defaultdict(int)  # products of the body of each loop
+    inside: dict[LoopOps | None, int] = defaultdict(int)  # products of the body of each loop
     for number, one in bit.items():
         inside[loops[number]] |= one
     every = (1 << len(products)) - 1
     outside = {loop: every & ~of for loop, of in inside.items()}
 
-    def elsewhere(op: int) -> int:
-        """Products that do not run in the loop of an op."""
-        return outside.get(loops[op], every)
+    def elsewhere(op: int, runs: int) -> int:
+        """Products that run in other loops than a collective of an op, which has so many runs."""
+        return outside.get(loop_with_runs(program, loops, op, runs), every)
 
+    if runs is None:
+        runs = np.array(program.repeats, dtype=np.int64)[use_op]
+    if sum_runs is None:
+        sum_runs = [program.repeats[op] for op in program.makers]
     of_value = [
-        above[v] | reached[v] | elsewhere(op) for v, op in enumerate(program.makers)
-    ]  # fmt: skip
+        above[v] | reached[v] | elsewhere(op, sum_runs[v]) for v, op in enumerate(program.makers)
+    ]
     uses = [*zip(use_op.tolist(), use_value.tolist(), use_class.tolist(), strict=True)]
     waiting: dict[tuple[int, int], int] = defaultdict(int)
     for op, value, copy in uses:
         waiting[value, copy] |= below[op]
     of_use = [
-        above[value] | waiting[value, copy] | elsewhere(at)
-        for (_, value, copy), at in zip(uses, place.tolist(), strict=True)
+        above[value] | waiting[value, copy] | elsewhere(op, times)
+        for (op, value, copy), times in zip(uses, runs.tolist(), strict=True)
     ]  # fmt: skip
     beside = [
         of_value[v] & ~bit.get(op, 0) for v, op in enumerate(program.makers) if around[op]

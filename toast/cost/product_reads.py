@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.kernel_kinds import of_vectors
-from toast.cost.liveness import Liveness
+from toast.cost.liveness import MATRIX_PRODUCTS, Liveness
+from toast.cost.program_loops import loops_around
 from toast.program import Program
 from toast.space import PRODUCTS
 
 #: Ops that repeat the elements of an array, or only move them.
 _REPEATING = frozenset({"broadcast_in_dim", "reshape", "transpose", "convert"})
+
+#: Ops that change the element type or the shape.
+_ROUNDING = frozenset({"convert", "reshape", "transpose"})
+
+
+class RoundedArgument(NamedTuple):
+    """An argument that products read in another element type."""
+
+    value: int
+    #: The use of the argument from which its rounded form follows.
+    use: int
+    #: The first of the products.
+    first: int
 
 
 def repeated(program: Program, live: Liveness) -> Mapping[int, int]:
@@ -68,6 +84,49 @@ def read_by_products(
     return np.asarray(inside[use_op] | (reduces[use_op] & multiplies[maker[use_value]] & alone))
 
 
+def rounded_arguments(
+    program: Program, live: Liveness, use_op: Ints, use_value: Ints
+) -> dict[int, RoundedArgument]:
+    """Operands of products that are arguments in another element type, outside of loops.
+
+    The kernel of such a product reads the argument, and rounds what it has read.
+    """
+    uses: dict[int, list[int]] = defaultdict(list)
+    for use, value in enumerate(use_value.tolist()):
+        uses[value].append(use)
+    inside = loops_around(program)
+    found = {}
+    for argument in program.argument_values:
+        # Uses by ops that only change the element type or the shape, and the products after them.
+        for first in uses[argument]:
+            ops, products = [int(use_op[first])], list[int]()
+            while ops:
+                op = ops.pop()
+                if live.kinds[op] in MATRIX_PRODUCTS and inside[op] is None:
+                    products.append(op)
+                elif live.kinds[op] in _ROUNDING and not live.exists[program.ops[op].results[0]]:
+                    ops += [int(use_op[use]) for use in uses[program.ops[op].results[0]]]
+                else:
+                    products = []
+                    break
+            if live.kinds[use_op[first]] not in _ROUNDING:
+                continue
+            for op in products:
+                for value in program.ops[op].operands:
+                    if program.values[value].type.dtype != program.values[argument].type.dtype and (
+                        _rounded(program, value) == argument
+                    ):
+                        found[value] = RoundedArgument(argument, first, min(products))
+    return found
+
+
+def _rounded(program: Program, value: int) -> int:
+    """The value that another one is, in another element type or shape."""
+    while program.kinds[program.values[value].op] in _ROUNDING:
+        (value,) = program.ops[program.values[value].op].operands
+    return value
+
+
 def _sources(program: Program, live: Liveness, value: int) -> Iterator[int]:
     """A value and those that it repeats, as far as the first one in memory."""
     while True:
@@ -83,4 +142,6 @@ def _elements(program: Program, value: int) -> int:
     return math.prod(program.values[value].type.shape)
 
 
-__all__ = ["read_by_products", "read_shares", "repeated"]
+__all__ = [
+    "RoundedArgument", "read_by_products", "read_shares", "repeated", "rounded_arguments",
+]  # fmt: skip

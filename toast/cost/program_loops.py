@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from toast.program import Program
@@ -48,4 +48,18 @@ def loops_around(program: Program) -> list[LoopOps | None]:
     return loops
 
 
-__all__ = ["LoopOps", "loop_ties", "loops_around", "loops_of"]
+def loop_with_runs(
+    program: Program, loops: Sequence[LoopOps | None], op: int, runs: int
+) -> LoopOps | None:
+    """The innermost loop around ``op`` in whose body something runs at least ``runs`` times a step.
+
+    What runs less often than the op was moved out of its loop.  ``loops`` are those of
+    :func:`loops_around`.
+    """
+    loop = loops[op]
+    while loop is not None and runs <= program.repeats[loop.begin]:
+        loop = loops[loop.begin]
+    return loop
+
+
+__all__ = ["LoopOps", "loop_ties", "loop_with_runs", "loops_around", "loops_of"]

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from toast.cost.entities import Ints
-from toast.cost.liveness import BARRIERS
+from toast.cost.entities import Bools, Ints
+from toast.cost.liveness import BARRIERS, SOURCES
 from toast.cost.program_loops import loops_of
 from toast.program import Program
 
 #: Ops that XLA does not move out of a loop.
-_STAYING = BARRIERS | {"join", "optimization_barrier", "yield"}
+_STAYING = BARRIERS | {"join"}
+
+#: Ops that are in no branch of a conditional.
+_OUTSIDE = SOURCES | {"argument", "carry", "join", "return", "yield"}
 
 
 def reshard_runs(program: Program, use_op: Ints, use_value: Ints, *, partitioned: bool) -> Ints:
     """``[uses]`` how often a step reshards their values: as often as these change.
 
-    XLA reshards what a loop does not change before the loop, except behind barriers and the results
-    of conditionals.  What a loop carries changes in each iteration, and is resharded there for its
-    body and for the next iteration.  A stack that a loop fills, and does not read, is resharded
-    after the loop.  If the program is not ``partitioned`` by XLA, its collectives stay in the loop.
+    XLA reshards what a loop does not change before the loop, except behind barriers, in branches of
+    conditionals, and what follows from these.  What a loop carries changes in each iteration, and
+    is resharded there for its body and for the next iteration.  A stack that a loop fills, and does
+    not read, is resharded after the loop.  If the program is not ``partitioned`` by XLA, its
+    collectives stay in the loop.
     """
     changes = np.ones(len(program.values), dtype=np.int64)
     inside = {
@@ -28,24 +32,46 @@ def reshard_runs(program: Program, use_op: Ints, use_value: Ints, *, partitioned
         for op in range(loop.begin, loop.last_carry + 1)
     }
     stacks = _stacks(program, {*inside}, use_op, use_value)
+    branches = _in_branches(program)
     for number, op in enumerate(program.ops):
         kind, runs = program.kind(number), program.repeats[number]
         if kind == "carry":
             runs = inside[number]
         elif op.results and op.results[0] in stacks:
             runs = program.repeats[stacks[op.results[0]]]
-        elif kind not in _STAYING:
+        elif kind not in _STAYING and not branches[number]:
             runs = min(runs, max((int(changes[value]) for value in op.operands), default=1))
         changes[list(op.results)] = runs
-    if partitioned:
-        return np.asarray(changes[use_value])
-    return np.maximum(changes[use_value], np.array(program.repeats, dtype=np.int64)[use_op])
+    stays = branches if partitioned else np.ones(len(program.ops), dtype=bool)
+    each = np.where(stays, np.array(program.repeats, dtype=np.int64), 0)[use_op]
+    return np.maximum(changes[use_value], each)
+
+
+def _in_branches(program: Program) -> Bools:
+    """``[ops]`` whether only the results of conditionals need an op: it is in one of the branches.
+
+    An op before a conditional that only its branches need is taken for one in them, but loops in
+    branches are not.
+    """
+    branches = np.zeros(len(program.ops), dtype=bool)
+    if "join" not in program.kinds:
+        return branches
+    needed = np.zeros(len(program.values), dtype=bool)  # outside of branches
+    needed[[*program.result_values]] = True
+    for number in range(len(program.ops) - 1, -1, -1):
+        op, kind = program.ops[number], program.kind(number)
+        inside = bool(op.results) and kind not in _OUTSIDE and not needed[[*op.results]].any()
+        branches[number] = inside
+        if kind != "join" and not inside:
+            needed[[*op.operands]] = True
+    return branches
 
 
 def _stacks(program: Program, carries: set[int], use_op: Ints, use_value: Ints) -> dict[int, int]:
     """Stacks that a loop has filled in an iteration, with the ``carry`` of each.
 
-    They are updates of what it carries that only its next iteration uses, or another update.
+    They are updates of what it carries that only its next iteration uses, or another update.  The
+    iteration does not read what is carried, either.
     """
     stacks: dict[int, int] = {}
     for number, op in enumerate(program.ops):
@@ -55,16 +81,19 @@ def _stacks(program: Program, carries: set[int], use_op: Ints, use_value: Ints) 
             if carry in carries:
                 stacks[op.results[0]] = carry
     users: dict[int, list[int]] = {value: [] for value in stacks}
+    for carry in {*stacks.values()}:
+        users[program.ops[carry].results[0]] = []
     for number, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
         if value in users:
             users[value].append(number)
-    for value in sorted(stacks, reverse=True):
-        for number in users[value]:
+    read = set[int]()  # carries whose stacks the iteration reads
+    for value, ops in users.items():
+        for number in ops:
             op, kind = program.ops[number], program.kind(number)
             updated = kind == "dynamic_update_slice" and op.operands[0] == value
             if kind != "yield" and not (updated and op.results[0] in stacks):
-                stacks.pop(value, None)
-    return stacks
+                read.add(stacks.get(value, program.makers[value]))
+    return {value: carry for value, carry in stacks.items() if carry not in read}
 
 
 __all__ = ["reshard_runs"]

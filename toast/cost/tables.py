@@ -72,6 +72,7 @@ class Products(EntityTable):
     tile_factor: Ints  # [P, 2], F without such a product or if the product sums over the rows
     images: Ints  # of a convolution, 0 for other products
     image_factor: Ints  # the factor of the images; -1 if there are none, or several
+    later: Floats  # share of them that follow a product with the same signature, outside of loops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +85,10 @@ class ProductTensors(EntityTable):
     result: Bools  # whether it is a result
     viewed: Floats  # share of the runs that read a copy of an argument, or of a part, from memory
     argument: Ints  # slot of the argument that it is without a copy; -1 for none
+    #: Slot of the argument that it is in another element type; -1 for none.
+    rounded: Ints
+    argument_bytes: Floats  # of that argument
+    rounding: Floats  # bytes that kernels before it access to round the argument, if they do
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +128,8 @@ class ValueClasses(EntityTable):
     rank: Ints  # number of dimensions
     written: Floats  # accesses of a memory-bound kernel that writes it; 0 if none does
     kernels: Floats  # memory-bound kernels in a step that compute its values
+    sum_kernels: Floats  # the same for what products fuse, if their results are summed
+    sum_moves: Floats  # bytes that these kernels move in a step
     transfers: Floats  # to the memory of the host or back, of all its values in a step
     merged: Bools  # a product's result, fused with its only consumer unless summed
     repeated: Ints  # the dimension of heads that it repeats, if it is in memory for several; or -1
@@ -183,6 +190,7 @@ class UseClasses(EntityTable):
     loop: Ints  # in whose body it is: loops that use the value, numbered from 0
     early: Bools  # whether a product outside loops uses a value that depends on arguments alone
     overwriting: Ints  # uses as results that overwrite arguments
+    lookups: Floats  # gathers of rows from it in a step
 
     @functools.cached_property
     def first(self) -> Ints:

@@ -182,6 +182,9 @@ class Hardware:
     overlap_efficiency: float = 1.0
     #: Achievable bytes per second between a device and the memory of its host, in one direction.
     host_bytes_per_s: float = math.inf
+    #: Whether it takes time to move arguments into fast memory beside earlier kernels: they share
+    #: the rate of the memory with these.
+    counts_fetches: bool = dataclasses.field(default=True, repr=False)
     #: Bytes of live values over those that the allocator takes for them, with gaps between.
     allocator_efficiency: float = 1.0
     #: Gaps of the heap beside buffers that live for few ops, as a share of their bytes.
@@ -231,9 +234,11 @@ class Hardware:
         """The hardware as XLA's scheduler sees it: the same, and steps along a torus take no time.
 
         A loop with a small collective in each of its thousand steps takes longer on real devices.
-        The scheduler has one rate of all-to-alls, whatever the number of devices.
+        The scheduler has one rate of all-to-alls, whatever the number of devices, and no time for
+        what is moved into fast memory beside other kernels.
         """
-        return self._as_linked(0.0, all_to_all=SCHEDULED_ALL_TO_ALL)
+        seen = self._as_linked(0.0, all_to_all=SCHEDULED_ALL_TO_ALL)
+        return dataclasses.replace(seen, counts_fetches=not seen.products.fast_bytes)
 
     def _as_linked(
         self, latency_s: float, all_to_all: tuple[float, float] | None = None

@@ -24,8 +24,10 @@ from toast.cost.terms.kernels import (
     PartedProducts,
     ProductWork,
     Reads,
+    RoundedReads,
     Roundings,
     StepReads,
+    SumKernels,
     Transcendentals,
     Writes,
 )
@@ -50,8 +52,8 @@ from toast.cost.terms.traffic import (
 
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
-    ProductWork(), PartedProducts(), KernelWork(), Writes(), Transcendentals(), Reads(),
-    StepReads(), Latencies(), Roundings(), GatherCopies(), HostTransfers(),
+    ProductWork(), PartedProducts(), KernelWork(), Writes(), SumKernels(), Transcendentals(),
+    Reads(), RoundedReads(), StepReads(), Latencies(), Roundings(), GatherCopies(), HostTransfers(),
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),

@@ -206,11 +206,15 @@ class Reshards(Term):
 
 
 class GatherCopies(Term):
-    """Copies of values that are gathered along several dimensions.
+    """Copies of values that are gathered along several dimensions, and of tables.
 
     XLA gathers all of these dimensions at once.  The shards are next to one another in the result,
     and a kernel puts them into their places.  It moves rows of tiles, as many as there are shards
     of a dimension; tiles of fewer than eight are not full.
+
+    If the last dimension is gathered, and shards are no whole tiles, that dimension leads in the
+    result.  Products read either layout, but lookups need rows, so that the table is transposed.
+    In fast memory, this takes no time.
     """
 
     name, scope = "copies of gathers", Entity.USE_CLASS
@@ -237,6 +241,18 @@ class GatherCopies(Term):
         rate = hardware.memory_bytes_per_s * _TRANSPOSING * full
         seconds = np.zeros(gather.shape)
         seconds[state, use] = several * moved / rate
+        values = layout.tables.values
+        last = values.rank[uses.value[use]] - 1
+        here = (dims == last[:, None]) & gathered
+        wide = values.sizes[uses.value[use], last] / layout.devices[axes_of(here)]
+        apart = here.any(axis=1) & (wide % hardware.lanes != 0)
+        elements = (
+            values.sizes[uses.value[use]].prod(axis=1)
+            / layout.devices[layout.used_axes[state, use]]
+        )
+        apart &= 2 * layout.use_bytes[state, use] > hardware.products.fast_bytes
+        transposed = elements * hardware.relayout_bytes / hardware.memory_bytes_per_s
+        seconds[state, use] += apart * uses.lookups[use] * transposed
         return seconds
 
 
