@@ -375,17 +375,18 @@ class SumKernels(LocalTerm):
         share = layout.value_bytes / np.maximum(values.bytes, 1.0)
         moving = share * values.sum_moves / hardware.memory_bytes_per_s
         spent = moving + values.sum_kernels * hardware.kernel_latency_s
-        return np.where(layout.partial > 0, spent * self._summed_at_once(layout), 0.0)
+        spent = spent * self._summed_at_once(layout)
+        return np.asarray(np.where(layout.partial > 0, spent, 0.0))
 
     @staticmethod
     def _summed_at_once(layout: LocalLayout) -> Floats:
-        """``[C]`` the share of values whose sums do not wait for a common one, after that op."""
+        """``[C]`` the share of values whose sums do not wait for a common one behind the op."""
         sums = layout.tables.joint_sums
         common = ~(sums.smaller | sums.passed)
         waiting = np.bincount(
             sums.value[common], sums.share[common], minlength=len(layout.tables.values)
         )
-        return np.maximum(1.0 - waiting, 0.0)
+        return np.asarray(np.maximum(1.0 - waiting, 0.0))
 
 
 class Roundings(LocalTerm):
