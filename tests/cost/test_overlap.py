@@ -109,9 +109,9 @@ def test_products_hide_collectives_of_their_own_loop_only() -> None:
 
 
 def hiding(function: Any, *arguments: Any, use: Any = None, value: Any = None) -> set[int]:
-    """How often the products run that hide a reshard of a ``use``, or the sum of a ``value``.
+    """How often the products run that hide the reshard of a use, or the sum of a value.
 
-    Both are told by a predicate on the program and the number of an op.
+    ``use`` or ``value`` is a predicate on the program and an op that uses or computes it.
     """
     analysis = toast.analyze(function, *arguments, cache=False)
     program, names = analysis.program, analysis.names

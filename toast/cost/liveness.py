@@ -67,7 +67,7 @@ PASSED_ON = BOUNDARY | {"optimization_barrier"}
 SOURCES = frozenset({"constant", "iota"})
 
 #: Ops that move or round each element.
-_MOVING = frozenset({"reshape", "transpose", "convert"})
+MOVING = frozenset({"reshape", "transpose", "convert"})
 
 #: Ops before a product that its kernel computes even if a library computes other products.
 _ROUNDING = frozenset({"reshape", "transpose", "convert", "broadcast_in_dim", "slice"})
@@ -264,11 +264,14 @@ def liveness(
     picked = _picked_from(program, kind_of_op) if lanes > 1 else frozenset()
     needed = picked if lanes > 1 else _of_libraries(program, kind_of_op)
     needed |= _sliced_for_loops(program, kind_of_op, uses)
+    of_vector_unit: frozenset[int] = frozenset()
     if lanes > 1:
-        needed |= _vectors(program, kind_of_op)
+        of_vector_unit = _of_vectors(program, kind_of_op)
+        needed |= _vectors(program, kind_of_op, of_vector_unit)
     exists, merged = _existing(
-        program, kind_of_op, uses, early, softmaxes, needed, by_libraries=lanes == 1
-    )
+        program, kind_of_op, uses, early, softmaxes, needed, of_vector_unit,
+        by_libraries=lanes == 1,
+    )  # fmt: skip
     place = np.arange(len(program.ops))
     place[[*merged]] = early[[*merged]]
     last = len(program.ops)
@@ -438,7 +441,7 @@ def _repeated(program: Program, kinds: list[str], lanes: int) -> dict[int, int]:
             rank = len(program.values[value].type.shape)
             summed = dimensions_in(program.signatures[op.signature], name)
             sums_keys = bool(summed) and rank - 1 not in summed
-            while kinds[program.values[value].op] in _MOVING:
+            while kinds[program.values[value].op] in MOVING:
                 (value,) = program.ops[program.values[value].op].operands
             made = program.ops[program.values[value].op]
             if kinds[program.values[value].op] == "broadcast_in_dim":
@@ -599,14 +602,14 @@ def _of_libraries(program: Program, kinds: list[str]) -> frozenset[int]:
     return frozenset(needed)
 
 
-def _vectors(program: Program, kinds: list[str]) -> frozenset[int]:
-    """Vectors that products multiply with matrices, but for constants: they are in memory.
+def _vectors(program: Program, kinds: list[str], products: frozenset[int]) -> frozenset[int]:
+    """Vectors that ``products`` multiply with matrices, but for constants: they are in memory.
 
     The kernel of such a product reads the vector for each column of the matrix, so that a kernel of
     its own computes it, unless it is another value in memory in another shape.
     """
     found = set()
-    for number in _of_vectors(program, kinds):
+    for number in products:
         operands = program.ops[number].operands
         value = same = min(operands, key=lambda v: math.prod(program.values[v].type.shape))
         while kinds[program.values[same].op] in _PLACING - {"transpose"}:
@@ -646,12 +649,14 @@ def _existing(
     early: Ints,
     softmaxes: Sequence[_Softmax] = (),
     needed: frozenset[int] = frozenset(),
+    alone: frozenset[int] = frozenset(),
     *,
     by_libraries: bool = False,
 ) -> tuple[Bools, dict[int, int]]:
     """Which values are in memory; ops that a product's kernel computes, and this product's result.
 
     Kernels of libraries (``by_libraries``) compute nothing but products, and round their results.
+    Those of the products that are ``alone`` (of vectors) compute nothing else at all.
 
     The kernels of all consumers, products included, compute a fusible op again.  A value is stored
     instead if it depends on several large values, which several kernels would keep alive longer, or
@@ -660,8 +665,6 @@ def _existing(
     values, makers = program.values, program.makers
     size = program.value_bytes
     elements = [math.prod(value.type.shape) for value in values]
-    # Kernels of products of vectors compute nothing else.
-    alone = _of_vectors(program, kinds) if not by_libraries else frozenset()
     exists = [
         kinds[v.op] not in SOURCES
         and (
@@ -708,11 +711,8 @@ def _existing(
             fuses = not by_libraries or kinds[kernel] == "convert"
             fuses &= kinds[kernel] not in _STORED | _NEEDING
             fuses &= kernel not in merged and values[number].op not in alone
-            if (
-                fuses
-                and early[kernel] == values[number].op
-                and (elements[program.ops[kernel].results[0]] <= elements[number])
-            ):
+            fuses &= bool(early[kernel] == values[number].op)
+            if fuses and elements[program.ops[kernel].results[0]] <= elements[number]:
                 merged[kernel] = number
                 exists[number] = False
         elif not exists[number] and kind not in SOURCES and len(computed_in) > 1:

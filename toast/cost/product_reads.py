@@ -11,16 +11,13 @@ import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.kernel_kinds import of_vectors
-from toast.cost.liveness import MATRIX_PRODUCTS, Liveness
+from toast.cost.liveness import MATRIX_PRODUCTS, MOVING, Liveness
 from toast.cost.program_loops import loops_around
 from toast.program import Program
 from toast.space import PRODUCTS
 
-#: Ops that repeat the elements of an array, or only move them.
-_REPEATING = frozenset({"broadcast_in_dim", "reshape", "transpose", "convert"})
-
-#: Ops that change the element type or the shape.
-_ROUNDING = frozenset({"convert", "reshape", "transpose"})
+#: Ops that repeat the elements of an array, or only move or round them.
+_REPEATING = MOVING | {"broadcast_in_dim"}
 
 
 class RoundedArgument(NamedTuple):
@@ -104,25 +101,25 @@ def rounded_arguments(
                 op = ops.pop()
                 if live.kinds[op] in MATRIX_PRODUCTS and inside[op] is None:
                     products.append(op)
-                elif live.kinds[op] in _ROUNDING and not live.exists[program.ops[op].results[0]]:
+                elif live.kinds[op] in MOVING and not live.exists[program.ops[op].results[0]]:
                     ops += [int(use_op[use]) for use in uses[program.ops[op].results[0]]]
                 else:
                     products = []
                     break
-            if live.kinds[use_op[first]] not in _ROUNDING:
+            if live.kinds[use_op[first]] not in MOVING:
                 continue
             for op in products:
                 for value in program.ops[op].operands:
                     if program.values[value].type.dtype != program.values[argument].type.dtype and (
-                        _rounded(program, value) == argument
+                        _unmoved(program, value) == argument
                     ):
                         found[value] = RoundedArgument(argument, first, min(products))
     return found
 
 
-def _rounded(program: Program, value: int) -> int:
-    """The value that another one is, in another element type or shape."""
-    while program.kinds[program.values[value].op] in _ROUNDING:
+def _unmoved(program: Program, value: int) -> int:
+    """The value of which another one is a form, in another element type or shape."""
+    while program.kinds[program.values[value].op] in MOVING:
         (value,) = program.ops[program.values[value].op].operands
     return value
 

@@ -72,7 +72,7 @@ class ProductWork(LocalTerm):
         # Arguments are in memory, whatever their size: a step reads them at least once.
         viewed = self.memory_share(layout, used)
         moving = np.maximum(tensors * viewed, hardware.products.moved_bytes(tensors))
-        fast = self.fetched_share(layout, used, tensors)
+        fast = self.fetched_share(layout, used, tensors, reads_rounded)
         fetching, moving = moving * fast, moving * (1 - fast)
         first = np.flatnonzero(np.diff(t.tensors.product, prepend=-1))
         if vector.any():
@@ -122,22 +122,23 @@ class ProductWork(LocalTerm):
         share[:, own] = np.where(same, np.ceil(share[:, own]), share[:, own])
         return share
 
-    def fetched_share(self, layout: LocalLayout, used: Axes, size: Floats) -> Floats:
+    def fetched_share(
+        self, layout: LocalLayout, used: Axes, size: Floats, reads_rounded: Bools
+    ) -> Floats:
         """``[S, T]`` the share of operands that are in fast memory before their products run.
 
         XLA copies arguments there while the layers before compute: those of all layers but the
-        first, if there is room.  ``size`` are bytes on a device.
+        first, if there is room and nothing gathers them.  ``size`` are bytes on a device, and
+        ``reads_rounded`` is :func:`rounded_by_products`.
         """
         t, hardware = layout.tables, layout.machine.hardware
         if not hardware.products.fast_bytes:
             return np.zeros_like(size)
         tensors = t.tensors
-        gathered = np.zeros(used.shape, dtype=bool)
-        for slots in (tensors.argument, tensors.rounded):
-            some = np.flatnonzero(slots >= 0)
-            dims = slot_dims(t, layout.held, slots[some])
-            gathered[:, some] |= axes_of(dims >= 0) != used[:, some]
-        own = ~tensors.result & (tensors.viewed > 0) & ~gathered
+        own = ~tensors.result & (tensors.viewed > 0) & (reads_rounded | (tensors.rounded < 0))
+        some = np.flatnonzero(tensors.argument >= 0)
+        dims = slot_dims(t, layout.held, tensors.argument[some])
+        own[:, some] &= axes_of(dims >= 0) == used[:, some]
         moved = hardware.products.moved_bytes(size)
         return own * t.products.later[tensors.product] * (1 - moved / np.maximum(size, 1.0))
 
