@@ -318,6 +318,27 @@ def test_weights_of_later_layers_are_fetched_beside_earlier_ones(layers: int) ->
     assert seen == pytest.approx(first) if layers == 1 else seen < real
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gathered_weights_are_not_fetched_ahead(dtype: str) -> None:
+    def step(x: Any, weights: Any) -> Any:
+        for weight in weights:
+            x = jax.nn.relu(x @ weight)
+        return x
+
+    width = 2048
+    arguments = shape(8, width, dtype=dtype), [shape(width, width, dtype=dtype)] * 3
+    analysis = toast.analyze(step, *arguments, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("a=4"), min_dimensions=0)
+    program, gathered = space.analysis.program, space.initial.copy()
+    for weight in program.argument_values[1:]:
+        gathered[space.classes.of_op[program.values[weight].op], 0] = 0
+    whole, parts = (
+        CostModel(space, V5E.as_scheduled_for).price(state[None]).matmul_seconds[0]
+        for state in (space.initial, gathered)
+    )
+    assert whole < 0.6 * parts
+
+
 def test_a_device_with_one_of_the_queries_of_a_head_uses_the_vector_unit() -> None:
     def grouped(queries: Any, cache: Any) -> Any:
         return jnp.einsum("bgqk,btgk->bgqt", queries, cache)

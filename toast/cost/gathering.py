@@ -685,6 +685,8 @@ class _Slots:
                     before, whole_size = self._values[source], float(program.value_bytes[source])
                     if accesses is not None and first == int(ops[k]):
                         rounding = accesses[use] * whole_size
+                elif not side and rounds and whole[value] >= 0 and viewed == 1:
+                    before, whole_size = self._values[whole[value]], size
                 rows.append((
                     place[k], slot, size, side, viewed, argument, before, whole_size, rounding,
                 ))  # fmt: skip
