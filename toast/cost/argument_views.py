@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from toast.cost.entities import Floats, Ints
+from toast.cost.entities import Bools, Floats, Ints
 from toast.program import Program
 
 #: Ops whose result is another part of their first operand in each run.
@@ -12,6 +12,9 @@ _PICKING = frozenset({"dynamic_slice", "dynamic_update_slice", "scatter"})
 
 #: Ops whose result is their first operand in another shape.
 _MOVING = frozenset({"bitcast_convert", "optimization_barrier", "reshape", "transpose"})
+
+#: Ops whose result has the dimensions of their operand.
+_SAME_DIMENSIONS = frozenset({"convert", "optimization_barrier", "slice"})
 
 #: Ops whose result is in memory if their first operand is.
 _VIEWING = _PICKING | _MOVING | {"carry", "convert", "slice"}
@@ -33,17 +36,37 @@ def argument_views(program: Program) -> Floats:
     return views
 
 
-def whole_arguments(program: Program) -> Ints:
+def whole_arguments(program: Program, *, parts: bool = False) -> Ints:
     """``[values]`` the argument that a value is, in another shape at most; -1 for other values.
 
-    Loops read it from memory in each run, if they need it as it is.
+    With ``parts``, also those of which it is a slice.
     """
+    moving = _MOVING | {"slice"} if parts else _MOVING
     own = np.full(len(program.values), -1, dtype=np.int64)
     own[[*program.argument_values]] = program.argument_values
     for number, op in enumerate(program.ops):
-        if program.kind(number) in _MOVING:
+        if program.kind(number) in moving:
             own[op.results[0]] = own[op.operands[0]]
     return own
 
 
-__all__ = ["argument_views", "whole_arguments"]
+def argument_slices(program: Program) -> Bools:
+    """``[values]`` those that are slices of arguments, in another shape or element type at most."""
+    slices = np.zeros(len(program.values), dtype=bool)
+    for number, op in enumerate(program.ops):
+        kind = program.kind(number)
+        if kind in _MOVING | {"convert", "slice"}:
+            slices[op.results[0]] = kind == "slice" or slices[op.operands[0]]
+    return slices
+
+
+def reshaped(program: Program, value: int) -> bool:
+    """Whether a form or a part of an argument has other dimensions than the argument."""
+    while (kind := program.kinds[program.makers[value]]) != "argument":
+        if kind not in _SAME_DIMENSIONS:
+            return True
+        (value,) = program.ops[program.makers[value]].operands
+    return False
+
+
+__all__ = ["argument_slices", "argument_views", "reshaped", "whole_arguments"]

@@ -41,7 +41,7 @@ def class_seconds(
         seconds = np.zeros(states.shape[:2])
         for term in local:
             place = np.arange(len(states))[:, None], tables.op_class(term.scope)
-            np.add.at(seconds, place, term.seconds(layout))
+            np.add.at(seconds, place, term.least_seconds(layout))
         for k, each in enumerate(least):
             part = each[start : start + _BATCH]
             part[:] = seconds[: len(part), k]

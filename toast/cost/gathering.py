@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from scipy import sparse
 
 from toast.cost.accumulated_sums import sum_runs
-from toast.cost.argument_views import argument_views, whole_arguments
+from toast.cost.argument_views import argument_views, reshaped, whole_arguments
 from toast.cost.attention_scores import headed_scores, score_passes
 from toast.cost.constant_values import constant_values, remade_values
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
+from toast.cost.fetched_arguments import fetched_uses
 from toast.cost.host_memory import HostMemory, host_memory
 from toast.cost.kernel_kinds import of_vectors
 from toast.cost.liveness import (
@@ -215,7 +216,7 @@ def build(
     product_ops = np.flatnonzero(ops.product[classes.of_op]).tolist()
     products = _products(
         space.analysis, classes.representative, np.flatnonzero(ops.product), factors,
-        repeats, _later(program, classes.of_op, len(classes.representative)),
+        repeats,
     )  # fmt: skip
     kernels = _kernel_terms(rules, factors + 1)
     working = np.flatnonzero((ops.flops > 0)[classes.of_op])
@@ -285,7 +286,7 @@ def build(
         loop=grouped.use_loop,
         early=early,
         overwriting=_overwriting(program, names.use_op, grouped),
-        lookups=_lookups(program, names.use_op, names.use_index, grouped),
+        lookup=_lookups(program, names.use_op, names.use_index, grouped),
     )
     sizes = {
         Entity.VALUE_CLASS: len(values), Entity.USE_CLASS: len(uses),
@@ -304,7 +305,7 @@ def build(
         tensors=slots.tensors(
             products.op_class, stored * read_shares(program, repeats),
             {kind: dtype for kind, dtype in operand_types.items() if kind != "convolution"},
-            rounded, before_products,
+            rounded, before_products, fetched_uses(program, names.use_op, names.use_value),
         ),
         kernels=kernels,
         kernel_tensors=slots.kernel_tensors(np.unique(kernels.op_class), rules),
@@ -373,12 +374,12 @@ def _early(
     return early
 
 
-def _lookups(program: Program, use_op: Ints, use_index: Ints, grouped: _Grouped) -> Floats:
-    """``[use classes]`` how often a step looks up rows in a value at a use."""
+def _lookups(program: Program, use_op: Ints, use_index: Ints, grouped: _Grouped) -> Bools:
+    """``[use classes]`` whether rows are looked up in a value."""
     looks = np.array([kind == "gather" for kind in program.kinds], dtype=bool)[use_op]
-    runs = np.where(looks & (use_index == 0), np.array(program.repeats)[use_op], 0)
-    number = np.bincount(grouped.of_use, runs, len(grouped.use_value))
-    return np.asarray(number, dtype=np.float64)
+    lookup = np.zeros(len(grouped.use_value), dtype=bool)
+    lookup[grouped.of_use[looks & (use_index == 0)]] = True
+    return lookup
 
 
 def _summed_factors(rules: Sequence[SignatureRule], factors: int) -> Bools:
@@ -614,6 +615,22 @@ def _rounded_stacks(program: Program, rounded: str, grouped: _Grouped) -> Lifeti
     return Lifetimes(grouped.of_value[value], first, last, value)
 
 
+class _TensorRow(NamedTuple):
+    """A row of :class:`toast.cost.tables.ProductTensors`."""
+
+    product: int
+    slot: int
+    bytes: float
+    result: bool
+    viewed: float
+    argument: int = -1
+    rounded: int = -1
+    reshaped: bool = False
+    argument_bytes: float = 0.0
+    fetched: float = 0.0
+    rounding: float = 0.0
+
+
 class _Slots:
     """Numbers the tensors of op classes by (class, side, index)."""
 
@@ -654,18 +671,23 @@ class _Slots:
         operand_types: Mapping[str, str] = MappingProxyType({}),
         rounded: Mapping[int, RoundedArgument] = MappingProxyType({}),
         accesses: Floats | None = None,
+        fetched: Bools | None = None,
     ) -> ProductTensors:
         """The tensors of op classes, here ``products``.
 
         ``stored`` (``[values]``) is the share of a value's bytes that is in memory, and
         ``operand_types`` the element type to which each kind of product rounds float32 operands.
         ``rounded`` are those of :func:`toast.cost.product_reads.rounded_arguments`, and
-        ``accesses`` (``[uses]``) those by kernels, products left out.
+        ``accesses`` (``[uses]``) those by kernels, products left out.  ``fetched`` (``[uses]``) are
+        those of :func:`toast.cost.fetched_arguments.fetched_uses`.
         """
         program, ops = self._space.analysis.program, self._space.classes.representative
         place = {k: number for number, k in enumerate(products.tolist())}
         views, whole = argument_views(program), whole_arguments(program)
-        rows: list[tuple[int, int, float, int, float, int, int, float, float]] = []
+        parts = whole_arguments(program, parts=True)
+        rounding = self._rounding(rounded)
+        ahead = self._shares(np.flatnonzero(fetched)) if fetched is not None else {}
+        rows: list[_TensorRow] = []
         for (k, side, index), slot in self._number.items():
             if k in place:
                 op = program.ops[int(ops[k])]
@@ -678,24 +700,58 @@ class _Slots:
                 rounds = bool(read_as) and type_.dtype == "f32"
                 if 0 < viewed < 1 and rounds and (stored is None or stored[value] == 1):
                     size *= element_bytes(read_as) / element_bytes("f32")
-                argument = -1 if rounds or whole[value] < 0 else self._values[whole[value]]
-                before, whole_size, rounding = -1, 0.0, 0.0
+                row = _TensorRow(place[k], slot, size, bool(side), viewed)
+                # In loops, copies of parts stay in fast memory.
+                source = int((parts if viewed == 1 else whole)[value])
                 if not side and value in rounded:
-                    source, use, first = rounded[value]
-                    before, whole_size = self._values[source], float(program.value_bytes[source])
-                    if accesses is not None and first == int(ops[k]):
-                        rounding = accesses[use] * whole_size
-                elif not side and rounds and whole[value] >= 0 and viewed == 1:
-                    before, whole_size = self._values[whole[value]], size
-                rows.append((
-                    place[k], slot, size, side, viewed, argument, before, whole_size, rounding,
-                ))  # fmt: skip
-        numbers = np.array(sorted(rows), dtype=np.float64).reshape(-1, 9)
-        product, slots, argument, before = numbers[:, [0, 1, 5, 6]].T.astype(np.int64)
-        return ProductTensors(
-            product, slots, numbers[:, 2], numbers[:, 3] > 0, numbers[:, 4], argument, before,
-            numbers[:, 7], numbers[:, 8],
-        )  # fmt: skip
+                    source, use, _ = rounded[value]
+                    row = row._replace(
+                        rounded=self._values[source],
+                        argument_bytes=float(math.prod(type_.shape))
+                        * element_bytes(program.values[source].type.dtype),
+                    )
+                    if accesses is not None:
+                        once = accesses[use] * program.value_bytes[source]
+                        row = row._replace(rounding=once * rounding.get((k, index), 0.0))
+                elif not side and rounds and source >= 0 and viewed == 1:
+                    row = row._replace(rounded=self._values[source], argument_bytes=size)
+                elif not rounds and source >= 0:
+                    row = row._replace(argument=self._values[source])
+                if source >= 0:
+                    row = row._replace(reshaped=reshaped(program, value))
+                if not side:
+                    row = row._replace(fetched=ahead.get((k, index), 0.0))
+                rows.append(row)
+        columns = [*zip(*sorted(rows), strict=True)] or [()] * len(_TensorRow._fields)
+        types = map(type, _TensorRow(0, 0, 0.0, False, 0.0))
+        return ProductTensors(*(
+            np.array(column, dtype=type_)
+            for column, type_ in zip(columns, types, strict=True)
+        ))  # fmt: skip
+
+    def _shares(self, uses: Ints) -> dict[tuple[int, int], float]:
+        """The share of the ops of a class, and of an operand, that are among ``uses``."""
+        names, members = self._space.analysis.names, Counter(self._class)
+        number = Counter(
+            (self._class[op], index)
+            for op, index in zip(
+                names.use_op[uses].tolist(), names.use_index[uses].tolist(), strict=True
+            )
+        )
+        return {key: count / members[key[0]] for key, count in number.items()}
+
+    def _rounding(self, rounded: Mapping[int, RoundedArgument]) -> dict[tuple[int, int], float]:
+        """The share of the ops of a class (and of an operand) before which a kernel rounds it.
+
+        A kernel rounds an argument for all products of a use, before the first of them.
+        """
+        ops, number = self._space.analysis.program.ops, Counter[tuple[int, int]]()
+        members, used = Counter(self._class), set[int]()
+        for value, (_, use, first) in rounded.items():
+            if value in ops[first].operands and use not in used:
+                used.add(use)
+                number[self._class[first], ops[first].operands.index(value)] += 1
+        return {key: count / members[key[0]] for key, count in number.items()}
 
     def has_factor(self, width: int) -> Bools:
         """``[slots, width]`` whether a dimension has the factor; the last column: no factor."""
@@ -941,7 +997,6 @@ def _products(
     products: Ints,
     factors: int,
     repeated_operands: Collection[int],
-    later: Floats,
 ) -> Products:
     """Rows, columns, depth and batch of products, and which of them each factor belongs to.
 
@@ -985,7 +1040,8 @@ def _products(
         stacks = rule.operands[larger][-2:]
         # What a kernel repeats as it reads it is in tiles of another array.
         plain = analysis.program.ops[representative[k]].operands[larger] not in repeated_operands
-        if vector[row] and plain and all(len(stack) == 1 for stack in stacks):
+        product = signature.kind == "dot_general"  # shards may be products of vectors
+        if product and plain and all(len(stack) == 1 for stack in stacks):
             last = [stack[0] for stack in stacks]
             if last[0] in left & right & result:
                 tile[row], tile_factor[row] = signature.operands[larger].shape[-2:], last
@@ -994,23 +1050,7 @@ def _products(
             images[row] = signature.operands[0].shape[dim]
             if len(stack := rule.operands[0][dim]) == 1:
                 image_factor[row] = stack[0]
-    return Products(
-        products, sizes, groups, vector, tile, tile_factor, images, image_factor, later[products]
-    )
-
-
-def _later(program: Program, of_op: Ints, classes: int) -> Floats:
-    """``[K]`` the share of ops that follow another with the same signature, outside of loops.
-
-    ``of_op`` is the class of each op.
-    """
-    later, seen = np.zeros(len(program.ops)), set[int]()
-    for number, op in enumerate(program.ops):
-        if program.repeats[number] == 1:
-            later[number] = op.signature in seen
-            seen.add(op.signature)
-    total = np.bincount(of_op, minlength=classes)
-    return np.asarray(np.bincount(of_op, later, classes) / np.maximum(total, 1))
+    return Products(products, sizes, groups, vector, tile, tile_factor, images, image_factor)
 
 
 def _image_dimension(signature: Signature) -> int:

@@ -295,10 +295,10 @@ class CostModel:
 
     # -- terms -------------------------------------------------------------------------------
 
-    def work(self, layout: Layout) -> Iterator[tuple[Term, Floats]]:
-        """Terms with their seconds without collectives: ``[S, entities]``."""
+    def work(self, layout: Layout, *, least: bool = False) -> Iterator[tuple[Term, Floats]]:
+        """Terms with their seconds without collectives, or the ``least``: ``[S, entities]``."""
         for term in self.terms:
-            seconds = term.seconds(layout)
+            seconds = term.least_seconds(layout) if least else term.seconds(layout)
             if seconds is not None:
                 yield term, seconds
 
@@ -308,12 +308,15 @@ class CostModel:
             if ordered in (None, isinstance(term, OrderedTerm)):
                 yield from term.traffic(layout)
 
-    def op_work(self, held: Held) -> Iterator[tuple[Term, Floats]]:
-        """:meth:`work` of the terms that depend on one op class alone."""
+    def op_work(self, held: Held, *, least: bool = False) -> Iterator[tuple[Term, Floats]]:
+        """:meth:`work` of the terms of op classes.
+
+        The ``least`` seconds depend on each op class alone.
+        """
         layout = LocalLayout(self.tables, self.machine, held)
         for term in self.terms:
             if term.scope in OP_SCOPES and isinstance(term, LocalTerm):
-                yield term, term.seconds(layout)
+                yield term, term.least_seconds(layout) if least else term.seconds(layout)
 
     def resident(self, layout: Layout) -> Floats:
         """Bytes that are in memory during the whole step, captured arrays included: ``[S]``."""

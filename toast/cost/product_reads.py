@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +20,15 @@ from toast.space import PRODUCTS
 _REPEATING = MOVING | {"broadcast_in_dim"}
 
 
+#: Ops whose result is a form or a part of their operand.
+_FORMING = MOVING | {"slice"}
+
+
 class RoundedArgument(NamedTuple):
-    """An argument that products read in another element type."""
+    """An argument that products read in another element type, or of which they read a slice."""
 
     value: int
-    #: The use of the argument from which its rounded form follows.
+    #: The use of the argument, or of it behind barriers, from which that form follows.
     use: int
     #: The first of the products.
     first: int
@@ -84,44 +88,55 @@ def read_by_products(
 def rounded_arguments(
     program: Program, live: Liveness, use_op: Ints, use_value: Ints
 ) -> dict[int, RoundedArgument]:
-    """Operands of products that are arguments in another element type, outside of loops.
+    """Operands of products that are slices of arguments, or arguments in another element type.
 
-    The kernel of such a product reads the argument, and rounds what it has read.
+    The kernel of such a product reads the argument, and rounds what it has read.  Loops are left
+    out.
     """
     uses: dict[int, list[int]] = defaultdict(list)
     for use, value in enumerate(use_value.tolist()):
         uses[value].append(use)
     inside = loops_around(program)
-    found = {}
+    rounded = {}
     for argument in program.argument_values:
-        # Uses by ops that only change the element type or the shape, and the products after them.
-        for first in uses[argument]:
+        for first in _uses_of_forms(program, live, uses, use_op, argument):
             ops, products = [int(use_op[first])], list[int]()
             while ops:
                 op = ops.pop()
                 if live.kinds[op] in MATRIX_PRODUCTS and inside[op] is None:
                     products.append(op)
-                elif live.kinds[op] in MOVING and not live.exists[program.ops[op].results[0]]:
+                elif live.kinds[op] in _FORMING and not live.exists[program.ops[op].results[0]]:
                     ops += [int(use_op[use]) for use in uses[program.ops[op].results[0]]]
                 else:
-                    products = []
+                    products = []  # a kernel of its own rounds it for all of them
                     break
-            if live.kinds[use_op[first]] not in MOVING:
-                continue
             for op in products:
                 for value in program.ops[op].operands:
-                    if program.values[value].type.dtype != program.values[argument].type.dtype and (
-                        _unmoved(program, value) == argument
-                    ):
-                        found[value] = RoundedArgument(argument, first, min(products))
-    return found
+                    path = [*_forms(program, value)]
+                    kinds = {program.kinds[program.makers[form]] for form in path[:-1]}
+                    if path[-1] == argument and kinds & {"convert", "slice"}:
+                        rounded[value] = RoundedArgument(argument, first, min(products))
+    return rounded
 
 
-def _unmoved(program: Program, value: int) -> int:
-    """The value of which another one is a form, in another element type or shape."""
-    while program.kinds[program.values[value].op] in MOVING:
-        (value,) = program.ops[program.values[value].op].operands
-    return value
+def _uses_of_forms(
+    program: Program, live: Liveness, uses: Mapping[int, Sequence[int]], use_op: Ints, value: int
+) -> Iterator[int]:
+    """Uses of a value that only change its element type or shape; XLA removes barriers before."""
+    for use in uses[value]:
+        op = int(use_op[use])
+        if live.kinds[op] == "optimization_barrier":
+            yield from _uses_of_forms(program, live, uses, use_op, program.ops[op].results[0])
+        elif live.kinds[op] in _FORMING:
+            yield use
+
+
+def _forms(program: Program, value: int) -> Iterator[int]:
+    """A value, those of which it is a form or a part, and the first of them."""
+    yield value
+    while program.kinds[program.makers[value]] in _FORMING | {"optimization_barrier"}:
+        (value,) = program.ops[program.makers[value]].operands
+        yield value
 
 
 def _sources(program: Program, live: Liveness, value: int) -> Iterator[int]:

@@ -51,13 +51,13 @@ def loops_around(program: Program) -> list[LoopOps | None]:
 def loop_with_runs(
     program: Program, loops: Sequence[LoopOps | None], op: int, runs: int
 ) -> LoopOps | None:
-    """The innermost loop around ``op`` in whose body something runs at least ``runs`` times a step.
+    """The innermost loop around ``op`` whose body runs at most ``runs`` times a step.
 
-    What runs less often than the op was moved out of its loop.  ``loops`` are those of
+    What runs less often than the body was moved out of the loop.  ``loops`` are those of
     :func:`loops_around`.
     """
     loop = loops[op]
-    while loop is not None and runs <= program.repeats[loop.begin]:
+    while loop is not None and runs < program.repeats[loop.last_carry + 1]:
         loop = loops[loop.begin]
     return loop
 

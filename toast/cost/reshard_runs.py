@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from toast.cost.entities import Bools, Ints
-from toast.cost.liveness import BARRIERS, SOURCES
+from toast.cost.conditionals import branch_runs
+from toast.cost.entities import Ints
+from toast.cost.liveness import BARRIERS
 from toast.cost.program_loops import loops_of
 from toast.program import Program
 
 #: Ops that XLA does not move out of a loop.
 _STAYING = BARRIERS | {"join"}
 
-#: Ops that are in no branch of a conditional.
-_OUTSIDE = SOURCES | {"argument", "carry", "join", "return", "yield"}
-
 
 def reshard_runs(program: Program, use_op: Ints, use_value: Ints, *, partitioned: bool) -> Ints:
     """``[uses]`` how often a step reshards their values: as often as these change.
 
-    XLA reshards what a loop does not change before the loop, except behind barriers, in branches of
-    conditionals, and what follows from these.  What a loop carries changes in each iteration, and
-    is resharded there for its body and for the next iteration.  A stack that a loop fills, and does
-    not read, is resharded after the loop.  If the program is not ``partitioned`` by XLA, its
-    collectives stay in the loop.
+    XLA reshards what a loop does not change before the loop, except behind barriers, and what
+    follows from these.  It moves nothing out of the branches of conditionals.  What a loop carries
+    changes in each iteration, and is resharded there for its body and for the next iteration.  A
+    stack that a loop fills, and does not read, is resharded after the loop.  If the program is not
+    ``partitioned`` by XLA, its collectives stay in the loop.
     """
     changes = np.ones(len(program.values), dtype=np.int64)
     inside = {
@@ -32,39 +30,19 @@ def reshard_runs(program: Program, use_op: Ints, use_value: Ints, *, partitioned
         for op in range(loop.begin, loop.last_carry + 1)
     }
     stacks = _stacks(program, {*inside}, use_op, use_value)
-    branches = _in_branches(program)
+    branches = branch_runs(program)
     for number, op in enumerate(program.ops):
         kind, runs = program.kind(number), program.repeats[number]
         if kind == "carry":
             runs = inside[number]
         elif op.results and op.results[0] in stacks:
             runs = program.repeats[stacks[op.results[0]]]
-        elif kind not in _STAYING and not branches[number]:
+        elif kind not in _STAYING:
             runs = min(runs, max((int(changes[value]) for value in op.operands), default=1))
+            runs = max(runs, int(branches[number]))
         changes[list(op.results)] = runs
-    stays = branches if partitioned else np.ones(len(program.ops), dtype=bool)
-    each = np.where(stays, np.array(program.repeats, dtype=np.int64), 0)[use_op]
-    return np.maximum(changes[use_value], each)
-
-
-def _in_branches(program: Program) -> Bools:
-    """``[ops]`` whether only the results of conditionals need an op: it is in one of the branches.
-
-    An op before a conditional that only its branches need is taken for one in them, but loops in
-    branches are not.
-    """
-    branches = np.zeros(len(program.ops), dtype=bool)
-    if "join" not in program.kinds:
-        return branches
-    needed = np.zeros(len(program.values), dtype=bool)  # outside of branches
-    needed[[*program.result_values]] = True
-    for number in range(len(program.ops) - 1, -1, -1):
-        op, kind = program.ops[number], program.kind(number)
-        inside = bool(op.results) and kind not in _OUTSIDE and not needed[[*op.results]].any()
-        branches[number] = inside
-        if kind != "join" and not inside:
-            needed[[*op.operands]] = True
-    return branches
+    least = branches if partitioned else np.array(program.repeats, dtype=np.int64)
+    return np.maximum(changes[use_value], least[use_op])
 
 
 def _stacks(program: Program, carries: set[int], use_op: Ints, use_value: Ints) -> dict[int, int]:

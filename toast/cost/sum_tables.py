@@ -40,8 +40,8 @@ def added_sums(program: Program, use_value: Ints, summed: Bools, value_class: In
         if kind in _PASSED and waiting:
             first[number] = waiting[0]
         elif kind == "add" and len(waiting) == 2:
-            pairs[int(value_class[waiting[1]]), int(value_class[waiting[0]])] += 1
-            first[number] = waiting[0]
+            first[number], later = sorted(waiting)
+            pairs[int(value_class[later]), int(value_class[first[number]])] += 1
     return _table([pairs, Counter(), Counter()], value_class)
 
 

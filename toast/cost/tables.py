@@ -72,7 +72,6 @@ class Products(EntityTable):
     tile_factor: Ints  # [P, 2], F without such a product or if the product sums over the rows
     images: Ints  # of a convolution, 0 for other products
     image_factor: Ints  # the factor of the images; -1 if there are none, or several
-    later: Floats  # share of them that follow a product with the same signature, outside of loops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +83,13 @@ class ProductTensors(EntityTable):
     bytes: Floats
     result: Bools  # whether it is a result
     viewed: Floats  # share of the runs that read a copy of an argument, or of a part, from memory
-    argument: Ints  # slot of the argument that it is without a copy; -1 for none
-    #: Slot of the argument that it is in another element type; -1 for none.
+    #: Slot of the argument that it is, or of which it is a part, in the element type that products
+    #: read; and of one that products round as they read it.  -1 for none.
+    argument: Ints
     rounded: Ints
-    argument_bytes: Floats  # of that argument
+    reshaped: Bools  # whether its dimensions are not those of this argument
+    argument_bytes: Floats  # as they are in an argument that products round
+    fetched: Floats  # share of its ops for which it may be an argument in fast memory
     rounding: Floats  # bytes that kernels before it access to round the argument, if they do
 
 
@@ -190,7 +192,7 @@ class UseClasses(EntityTable):
     loop: Ints  # in whose body it is: loops that use the value, numbered from 0
     early: Bools  # whether a product outside loops uses a value that depends on arguments alone
     overwriting: Ints  # uses as results that overwrite arguments
-    lookups: Floats  # gathers of rows from it in a step
+    lookup: Bools  # whether rows are looked up in it
 
     @functools.cached_property
     def first(self) -> Ints:

@@ -76,7 +76,7 @@ def joint_bounds(model: CostModel, room: float, *, most: int) -> list[JointBound
 def _of_op(model: CostModel, states: States, k: int) -> Floats:
     """``[parts, S]`` seconds that depend on op class ``k`` alone."""
     parts = np.zeros((len(StepPart), len(states)))
-    for term, seconds in model.op_work(held_by(model.tables, states)):
+    for term, seconds in model.op_work(held_by(model.tables, states), least=True):
         here = model.tables.op_class(term.scope) == k
         parts[term.part] += seconds[:, here].sum(axis=1)
     return parts
@@ -105,7 +105,7 @@ def _of_value(
     held = held_by(model.tables, states[piece.ops.owner, piece.ops.row][None])
     layout = Layout(piece.tables, model.machine, held)
     seconds, memory = np.zeros(len(states)), np.zeros((len(states), len(live)))
-    for term, spent in model.work(layout):
+    for term, spent in model.work(layout, least=True):
         if term.scope in piece.members and term.part is not StepPart.HOST:
             seconds += piece.total(term.scope, spent)
     # The order of the axes depends on the whole state.

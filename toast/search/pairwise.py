@@ -118,7 +118,7 @@ class Problem:
         model = self.model
         local = LocalLayout(layout.tables, layout.machine, layout.held)
         seconds = np.zeros((len(layout.held), len(self.strategies.sizes)))
-        for term, spent in model.op_work(layout.held):
+        for term, spent in model.op_work(layout.held, least=True):
             seconds += self._by_leader(self._leader[term.scope], spent)
         for term in model.terms:
             if term.scope is Entity.USE_CLASS and isinstance(term, LocalTerm):

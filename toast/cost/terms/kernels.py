@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from toast.cost.axis_sets import Axes, axes_of
+from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Bools, Entity, Floats, Ints
 from toast.cost.layout import Layout, LocalLayout, slot_dims
 from toast.cost.liveness import SUBLANES
@@ -12,6 +12,7 @@ from toast.cost.loops import ADDED
 from toast.cost.step_rows import READ, READ_IN_LANES
 from toast.cost.terms.buffers import ROUNDED
 from toast.cost.terms.term import LocalTerm, StepPart, Term
+from toast.cost.terms.traffic import joint_share
 from toast.hardware import Hardware
 from toast.program import QUANTITIES
 
@@ -26,7 +27,6 @@ _BANDED = 1.5
 #: The share of the time of a whole tile that a product of vectors takes for a tile, however few its
 #: rows.  Fitted to kernels that XLA compiled: 11.2, 12.2 and 14.3 cycles for 2, 4 and 8 rows.
 _PER_TILE = 0.72
-
 
 #: The time of a product of vectors whose larger operand is in fast memory, over that of one that
 #: reads it from memory: 0.12 to 0.26 in kernels that XLA compiled for v5e.
@@ -46,6 +46,13 @@ class ProductWork(LocalTerm):
     name, scope, part = "products", Entity.PRODUCT, StepPart.PRODUCTS
 
     def seconds(self, layout: LocalLayout) -> Floats:
+        return self._seconds(layout, arguments_alike(layout))
+
+    def least_seconds(self, layout: LocalLayout) -> Floats:
+        return self._seconds(layout, None)
+
+    def _seconds(self, layout: LocalLayout, alike: Bools | None) -> Floats:
+        """The seconds; ``alike`` is :func:`arguments_alike`, ``None`` for what takes least time."""
         t, op_class = layout.tables, layout.tables.products.op_class
         if not len(t.products):
             return np.zeros((len(layout.held), 0))
@@ -66,18 +73,24 @@ class ProductWork(LocalTerm):
             flops = np.where(vector, sums, flops)
         used = axes_of(slot_dims(t, layout.held, t.tensors.slot) >= 0)
         tensors = t.tensors.bytes / layout.devices[used]
-        reads_rounded = rounded_by_products(layout, used)
+        reads_rounded = np.zeros_like(used, dtype=bool)
+        if alike is not None:
+            reads_rounded = alike & (t.tensors.rounded >= 0)
         share = t.tensors.argument_bytes / np.maximum(t.tensors.bytes, 1.0)
         tensors = np.where(reads_rounded, tensors * share, tensors)
         # Arguments are in memory, whatever their size: a step reads them at least once.
-        viewed = self.memory_share(layout, used)
+        viewed = t.tensors.viewed
+        if alike is not None:  # loops read arguments in each run if they need them as they are
+            viewed = np.where(alike & (t.tensors.argument >= 0), np.ceil(viewed), viewed)
         moving = np.maximum(tensors * viewed, hardware.products.moved_bytes(tensors))
-        fast = self.fetched_share(layout, used, tensors, reads_rounded)
+        fast = self.fetched_share(layout, tensors, alike)
         fetching, moving = moving * fast, moving * (1 - fast)
         first = np.flatnonzero(np.diff(t.tensors.product, prepend=-1))
         if vector.any():
-            most = np.maximum.reduceat(fast, first, axis=1)
-            flops = np.where(vector, flops * (1 - (1 - _FETCHED) * most), flops)
+            operands = tensors * ~t.tensors.result
+            fetched = np.add.reduceat(operands * fast, first, axis=1)
+            fetched = fetched / np.maximum(np.add.reduceat(operands, first, axis=1), 1.0)
+            flops = np.where(vector, flops * (1 - (1 - _FETCHED) * fetched), flops)
         count = t.ops.count[op_class].astype(np.float64)
         moved: Floats = np.add.reduceat(moving, first, axis=1) * count
         results = np.add.reduceat(tensors * t.tensors.result, first, axis=1)
@@ -105,42 +118,21 @@ class ProductWork(LocalTerm):
         single = (np.minimum(rows, columns) <= 1) & (depth > 1) & (batch > 1)
         return np.asarray(products.vector | (single & split & (products.images == 0)))
 
-    def memory_share(self, layout: LocalLayout, used: Axes) -> Floats:
-        """``[S, T]`` the share of the runs that read an argument, or a part of one, from memory.
-
-        Loops read an argument in each run if they need it as it is, rather than another part of
-        it: if the axes ``used`` (``[S, T]``), which shard its use, shard the argument.
-        """
-        tensors = layout.tables.tensors
-        own = np.flatnonzero((tensors.argument >= 0) & (tensors.viewed < 1))
-        share = np.broadcast_to(tensors.viewed, used.shape)
-        if not len(own):
-            return share
-        dims = slot_dims(layout.tables, layout.held, tensors.argument[own])
-        share = share.copy()
-        same = axes_of(dims >= 0) == used[:, own]
-        share[:, own] = np.where(same, np.ceil(share[:, own]), share[:, own])
-        return share
-
-    def fetched_share(
-        self, layout: LocalLayout, used: Axes, size: Floats, reads_rounded: Bools
-    ) -> Floats:
+    def fetched_share(self, layout: LocalLayout, size: Floats, alike: Bools | None) -> Floats:
         """``[S, T]`` the share of operands that are in fast memory before their products run.
 
-        XLA copies arguments there while the layers before compute: those of all layers but the
-        first, if there is room and nothing gathers them.  ``size`` are bytes on a device, and
-        ``reads_rounded`` is :func:`rounded_by_products`.
+        XLA copies arguments there (:mod:`toast.cost.fetched_arguments`) if there is room and
+        nothing reshards them.  ``size`` are bytes on a device, and ``alike`` is that of
+        :meth:`_seconds`.
         """
         t, hardware = layout.tables, layout.machine.hardware
         if not hardware.products.fast_bytes:
             return np.zeros_like(size)
         tensors = t.tensors
-        own = ~tensors.result & (tensors.viewed > 0) & (reads_rounded | (tensors.rounded < 0))
-        some = np.flatnonzero(tensors.argument >= 0)
-        dims = slot_dims(t, layout.held, tensors.argument[some])
-        own[:, some] &= axes_of(dims >= 0) == used[:, some]
-        moved = hardware.products.moved_bytes(size)
-        return own * t.products.later[tensors.product] * (1 - moved / np.maximum(size, 1.0))
+        share: Floats = tensors.fetched
+        if alike is not None:
+            share = share * (alike | ((tensors.rounded < 0) & (tensors.argument < 0)))
+        return share * (1 - hardware.products.moved_bytes(size) / np.maximum(size, 1.0))
 
     def tile_share(self, layout: LocalLayout, held: Ints) -> Floats:
         """``[S, P]`` the time of a product of vectors over that of one with whole tiles.
@@ -185,22 +177,27 @@ class ProductWork(LocalTerm):
         return np.asarray(np.maximum(size, 1.0))  # for products without elements
 
 
-def rounded_by_products(layout: LocalLayout, used: Axes) -> Bools:
-    """``[S, T]`` whether a product rounds an argument as it reads it: nothing gathers it before.
+def arguments_alike(layout: LocalLayout) -> Bools:
+    """``[S, T]`` whether a product needs an argument as it is, so that nothing reshards it before.
 
-    ``used`` (``[S, T]``) are the axes that shard operands and results of products.
+    If it rounds the argument, it does so as it reads it.
     """
     t = layout.tables
-    rounds = np.zeros(used.shape, dtype=bool)
-    some = np.flatnonzero(t.tensors.rounded >= 0)
+    alike = np.zeros((len(layout.held), len(t.tensors)), dtype=bool)
+    own = np.maximum(t.tensors.argument, t.tensors.rounded)
+    some = np.flatnonzero(own >= 0)
     if len(some):
-        dims = slot_dims(t, layout.held, t.tensors.rounded[some])
-        rounds[:, some] = axes_of(dims >= 0) == used[:, some]
-    return rounds
+        before = slot_dims(t, layout.held, own[some])
+        used = slot_dims(t, layout.held, t.tensors.slot[some])
+        same = (before == used).all(axis=2)
+        # Other shapes have other dimensions.
+        axes = axes_of(before >= 0) == axes_of(used >= 0)
+        alike[:, some] = np.where(t.tensors.reshaped[some], axes, same)
+    return alike
 
 
 class RoundedReads(LocalTerm):
-    """Kernels that round arguments for products, before devices gather them."""
+    """Kernels that round arguments for products, before devices reshard them."""
 
     name, scope = "rounded reads", Entity.PRODUCT
 
@@ -210,13 +207,15 @@ class RoundedReads(LocalTerm):
         some = np.flatnonzero(t.tensors.rounding > 0)
         if not len(some):
             return seconds
-        used = axes_of(slot_dims(t, layout.held, t.tensors.slot) >= 0)
-        before = ~rounded_by_products(layout, used)[:, some]
+        resharded = ~arguments_alike(layout)[:, some]
         dims = slot_dims(t, layout.held, t.tensors.rounded[some])
-        spent = before * t.tensors.rounding[some] / layout.devices[axes_of(dims >= 0)] / rate
+        spent = resharded * t.tensors.rounding[some] / layout.devices[axes_of(dims >= 0)] / rate
         product = t.tensors.product[some]
         np.add.at(seconds.T, product, spent.T)
         return seconds * t.ops.count[t.products.op_class]
+
+    def least_seconds(self, layout: LocalLayout) -> Floats:
+        return np.zeros((len(layout.held), len(layout.tables.products)))
 
 
 class PartedProducts(Term):
@@ -362,32 +361,28 @@ class Latencies(LocalTerm):
         return np.broadcast_to(seconds, layout.value_bytes.shape)
 
 
-class SumKernels(LocalTerm):
+class SumKernels(Term):
     """Kernels after sums over devices, which compute what a product's kernel computes without one.
 
     A product fuses the op after it, and writes that op's result while it computes.  If the result
-    of the product is summed over devices, a kernel of its own reads the sum.
+    of the product is summed over devices, a kernel of its own reads the sum, unless that sum waits
+    for the one of what is added to it.
     """
 
     name, scope = "kernels after sums", Entity.VALUE_CLASS
 
-    def seconds(self, layout: LocalLayout) -> Floats:
+    def seconds(self, layout: Layout) -> Floats | None:
         values, hardware = layout.tables.values, layout.machine.hardware
+        if not values.sum_kernels.any() or not layout.partial.any():
+            return None
         share = layout.value_bytes / np.maximum(values.bytes, 1.0)
         moving = share * values.sum_moves / hardware.memory_bytes_per_s
         spent = moving + values.sum_kernels * hardware.kernel_latency_s
-        spent = spent * self._summed_at_once(layout)
-        return np.asarray(np.where(layout.partial > 0, spent, 0.0))
+        at_once = 1.0 - np.minimum(joint_share(layout, layout.partial), 1.0)
+        return np.asarray(np.where(layout.partial > 0, spent * at_once, 0.0))
 
-    @staticmethod
-    def _summed_at_once(layout: LocalLayout) -> Floats:
-        """``[C]`` the share of values whose sums do not wait for a common one behind the op."""
-        sums = layout.tables.joint_sums
-        common = ~(sums.smaller | sums.passed)
-        waiting = np.bincount(
-            sums.value[common], sums.share[common], minlength=len(layout.tables.values)
-        )
-        return np.asarray(np.maximum(1.0 - waiting, 0.0))
+    def least_seconds(self, layout: Layout) -> Floats | None:
+        return None
 
 
 class Roundings(LocalTerm):

@@ -52,6 +52,10 @@ class Term:
         """Seconds in a step, of all members of each entity: ``[S, entities]``."""
         return None
 
+    def least_seconds(self, layout: Layout) -> Floats | None:
+        """:meth:`seconds`, or a lower bound if they depend on more than the neighbourhood."""
+        return self.seconds(layout)
+
     def traffic(self, layout: Layout) -> Iterable[Traffic]:
         """Collectives, of value classes or use classes."""
         return ()
@@ -95,6 +99,10 @@ class LocalTerm(Term):
     def seconds(self, layout: LocalLayout) -> Floats:
         """Seconds in a step, of all members of each entity: ``[S, entities]``."""
         raise NotImplementedError
+
+    def least_seconds(self, layout: LocalLayout) -> Floats:
+        """:meth:`seconds`, or a lower bound if they depend on other op classes, too."""
+        return self.seconds(layout)
 
 
 class OrderedTerm(Term):

@@ -52,7 +52,8 @@ class Sums(Term):
             yield Traffic(self, layout, GATHER, axes, every, every, times)
             reduced = ~gathered * reduced
         if scattered.any():
-            joint, parts = _joint(layout, scattered, True), size * layout.devices[scattered]
+            joint = joint_share(layout, scattered, scattered=True)
+            parts = size * layout.devices[scattered]
             often = times * ~layout.whole
             # XLA scatters the sum of a product by permutes, in a loop of its parts.
             of_products = layout.tables.values.product_size[:, 2] > 1
@@ -70,7 +71,7 @@ class Sums(Term):
                 )
                 reduced = ~once * reduced
         if reduced.any():
-            joint = _joint(layout, reduced, False)
+            joint = joint_share(layout, reduced)
             times = np.asarray(sums, dtype=np.float64)
             yield Traffic(self, layout, REDUCE, reduced, size, size, times, joint)
 
@@ -116,7 +117,7 @@ class ExplicitSums(Sums):
         return 1.0
 
 
-def _joint(layout: Layout, axes: Axes, scattered: bool) -> Floats:
+def joint_share(layout: Layout, axes: Axes, *, scattered: bool = False) -> Floats:
     """``[S, C]`` the share of each value class whose sums over ``axes`` wait for a common one."""
     sums, whole = layout.tables.joint_sums, layout.tables.values.summed_whole
     share = np.zeros(axes.shape)
@@ -212,7 +213,7 @@ class GatherCopies(Term):
     and a kernel puts them into their places.  It moves rows of tiles, as many as there are shards
     of a dimension; tiles of fewer than eight are not full.
 
-    If the last dimension is gathered, and shards are no whole tiles, that dimension leads in the
+    If the last dimension is gathered, and shards are not whole tiles, that dimension leads in the
     result.  Products read either layout, but lookups need rows, so that the table is transposed.
     In fast memory, this takes no time.
     """
@@ -252,7 +253,7 @@ class GatherCopies(Term):
         )
         apart &= 2 * layout.use_bytes[state, use] > hardware.products.fast_bytes
         transposed = elements * hardware.relayout_bytes / hardware.memory_bytes_per_s
-        seconds[state, use] += apart * uses.lookups[use] * transposed
+        seconds[state, use] += apart * uses.lookup[use] * uses.count[use] * transposed
         return seconds
 
 
