@@ -135,6 +135,33 @@ def hiding(function: Any, *arguments: Any, use: Any = None, value: Any = None) -
     return {program.repeats[products[each]] for each in bins.tolist()}
 
 
+def test_products_hide_the_collectives_of_a_loop_that_runs_once_or_an_unknown_number_of_times() -> (
+    None
+):
+    def step(state: Any, weight: Any, row: Any) -> Any:
+        return jnp.tanh(state @ weight) + row @ weight, row.T @ row
+
+    def once(x: Any, weight: Any, rows: Any) -> Any:
+        return jax.lax.scan(lambda state, row: step(state, weight, row), x, rows)
+
+    def unknown(x: Any, weight: Any, rows: Any, steps: Any) -> Any:
+        def body(carry: Any) -> Any:
+            return carry[0] + 1, *step(carry[1], weight, rows[0])
+
+        return jax.lax.while_loop(lambda carry: carry[0] < steps, body, (0, x, x))
+
+    width = 2048
+    square = jax.ShapeDtypeStruct((width, width), "bfloat16")
+    rows = jax.ShapeDtypeStruct((1, width, width), "bfloat16")
+    for function, *more in ((once,), (unknown, jax.ShapeDtypeStruct((), "int32"))):
+        analysis = toast.analyze(function, square, square, rows, *more, platform="tpu", cache=False)
+        space = Space(analysis, Mesh.parse("a=4"), min_dimensions=0)
+        prices = CostModel(space, load("tpu-v5e")).price(
+            space.apply(space.initial, action(space, "x", 1, "a"))[None]
+        )
+        assert prices.hidden_seconds[0] > 0.1 * prices.collective_seconds.sum()
+
+
 def test_a_weight_that_a_loop_rounds_is_gathered_before_it() -> None:
     def step(weight: Any, steps: Any, other: Any) -> Any:
         def body(state: Any, step: Any) -> tuple[Any, Any]:

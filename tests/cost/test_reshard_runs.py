@@ -13,12 +13,10 @@ import toast
 from tests.helpers import action
 from toast.cost import CostModel, break_down
 from toast.cost.argument_views import argument_views
-from toast.cost.axis_sets import axes_of
-from toast.cost.layout import slot_dims
 from toast.cost.program_loops import loops_of
 from toast.cost.reshard_runs import reshard_runs
 from toast.cost.rounding import carries_rounded
-from toast.cost.terms.kernels import ProductWork
+from toast.cost.terms.kernels import arguments_alike, memory_share
 from toast.hardware import COLLECTIVES, Mesh, load
 from toast.space import Space
 
@@ -255,8 +253,7 @@ def test_loops_read_copies_of_arguments_from_memory_once(
         program = analysis.program
         state[space.classes.of_op[program.values[program.argument_values[0]].op], 0] = 0
     layout, tensors = model.layout(state[None]), model.tables.tensors
-    used = axes_of(slot_dims(model.tables, layout.held, tensors.slot) >= 0)
-    shares = ProductWork().memory_share(layout, used)[0]
+    shares = memory_share(tensors, arguments_alike(layout))[0]
     assert shares.max() == pytest.approx(viewed)  # the other one is the state
 
 
@@ -336,6 +333,5 @@ def test_loops_read_slices_and_rounded_weights_from_fast_memory(
     model = CostModel(space, load("tpu-v5e"))
     layout, tensors = model.layout(space.initial[None]), model.tables.tensors
     weight = np.flatnonzero(tensors.bytes == size * WIDTH * WIDTH)
-    used = axes_of(slot_dims(model.tables, layout.held, tensors.slot) >= 0)
-    (share,) = ProductWork().memory_share(layout, used)[0, weight]
+    (share,) = memory_share(tensors, arguments_alike(layout))[0, weight]
     assert share == pytest.approx(1.0 if dtype == "bfloat16" and not sliced else 1 / STEPS)

