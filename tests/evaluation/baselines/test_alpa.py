@@ -86,7 +86,7 @@ def test_the_objective_is_the_cost_model_without_overlap() -> None:
     priced = problem.model.price(np.stack([problem.strategies.state(c) for c in choices])).seconds
     mine = np.array([problem.seconds(c) for c in choices])
     # Otherwise a sum that no use wants scattered is not, and shards may have to change places.
-    assert np.isclose(priced, mine, rtol=5e-3).mean() > 0.3
+    assert np.isclose(priced, mine, rtol=2e-2).mean() > 0.3
     best = solve(problem, [], np.inf, 20.0)
     assert best.choice is not None
     state = problem.strategies.state(best.choice)
