@@ -43,6 +43,7 @@ from toast.cost.product_reads import (
 from toast.cost.program_loops import loops_around, loops_of
 from toast.cost.reshard_runs import reshard_runs
 from toast.cost.rounding import carries_rounded, lookups_rounded, rounded_stacks, stored_rounded
+from toast.cost.shared_kernels import UPDATING
 from toast.cost.step_rows import row_accesses, step_reads
 from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
@@ -60,7 +61,7 @@ from toast.cost.tables import (
     UseClasses,
     ValueClasses,
 )
-from toast.cost.vector_work import UPDATING, stretched
+from toast.cost.vector_work import stretched
 from toast.distinct import distinct_rows
 from toast.program import (
     QUANTITIES,
@@ -580,8 +581,8 @@ def _kernels(
         & ~allocated
         & [value.type.shape != () for value in program.values]
     )
-    kernel = live.early[maker[computed]]
-    share = 1 / np.bincount(kernel, minlength=len(kinds))[kernel]
+    kernel = live.kernel[maker[computed]]
+    share = 1 / np.bincount(kernel)[kernel]
     repeats = np.array(program.repeats, dtype=np.float64)[maker[computed]]
     count = len(grouped.representative)
     weights = share * repeats
@@ -968,8 +969,8 @@ def _accesses(
     # Transfers read the memory of the device or of the host at the rate of the link.
     counted &= ~host.inside[use_of] & ~((result >= 0) & host.moved[result])
     # A kernel reads a value once, and its own results not at all.
-    kernel = live.early[use_op]
-    counted &= (maker == kernel) | (live.early[maker] != kernel)
+    kernel = live.kernel[use_op]
+    counted &= (maker == kernel) | (live.kernel[maker] != kernel)
     uses = np.flatnonzero(counted)
     once = distinct_rows(np.stack([use_of[uses], kernel[uses]], axis=1)).first
     accesses[uses[once]] = 1

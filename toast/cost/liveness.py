@@ -18,6 +18,7 @@ from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.kernel_kinds import kernel_kinds, of_vectors
 from toast.cost.overwriting import overwriting
 from toast.cost.program_loops import loops_of
+from toast.cost.shared_kernels import kernels
 from toast.cost.tables import CopyPairs, EntityTable
 from toast.program import Program, Signature
 from toast.space import BOUNDARY, PRODUCTS
@@ -105,9 +106,10 @@ class Liveness:
     end: Ints
     #: ``[uses]`` last op whose kernel reads the value through this use.
     use_end: Ints
-    #: ``[ops]`` op after which a fusible op could be computed, itself for others; ops with the same
-    #: one share a kernel.
+    #: ``[ops]`` op after which a fusible op could be computed, itself for others.
     early: Ints
+    #: ``[ops]`` number of the kernel of an op that is computed early; less than twice the ops.
+    kernel: Ints
     #: ``[ops]`` the last kernel that computes an op, if no op is computed early.
     late: Ints
     #: ``[ops]`` their kinds, as kernels have them: what they take time for.
@@ -329,6 +331,7 @@ def liveness(
         end,
         use_end,
         early,
+        kernels(program, kind_of_op, uses, exists, early) if lanes > 1 else early,
         late,
         kernel_kinds(program, lanes),
         _moves(program, kind_of_op, repeated, lanes),

@@ -12,13 +12,11 @@ import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.liveness import Liveness
+from toast.cost.shared_kernels import UPDATING
 from toast.program import Program
 
 #: Ops whose kernels take as long as their bytes: they look up rows.
 _LOOKING_UP = frozenset({"gather", "scatter"})
-
-#: The op that writes a part of an array in place.
-UPDATING = "dynamic_update_slice"
 
 
 def stretched(
@@ -50,16 +48,16 @@ def stretched(
     maker = np.array(program.makers, dtype=np.int64)
     kinds = program.kinds
     updating = np.array([kind == UPDATING for kind in kinds])
-    of_use, of_value = live.early[use_op], live.early[maker]
+    of_use, of_value = live.kernel[use_op], live.kernel[maker]
     # An update is written into its buffer by the kernel that computes it.
     of_use = np.where(updating[use_op], of_value[use_value], of_use)
-    moved, largest = np.zeros((2, len(program.ops)))
+    moved, largest = np.zeros((2, 2 * len(program.ops)))
     np.add.at(moved, of_use, reads * size[use_value])
     np.add.at(moved, of_value, writes * size)
     np.maximum.at(largest, of_use, np.where(accesses > 0, elements[use_value], 0.0))
     np.maximum.at(largest, of_value, np.where(written, elements, 0.0))
-    largest[[kind in _LOOKING_UP for kind in kinds]] = 0.0
-    least = largest * np.maximum(vector_bytes, live.moves * relayout_bytes)
+    largest[np.flatnonzero([kind in _LOOKING_UP for kind in kinds])] = 0.0
+    least = largest * np.maximum(vector_bytes, np.tile(live.moves, 2) * relayout_bytes)
     longer = np.maximum(least / np.maximum(moved, 1.0), 1.0)
     idle = np.maximum(least - moved, 0.0)[of_value]
     return (
