@@ -6,7 +6,7 @@ import functools
 import io
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 import rich.console
 
 import toast
-from toast.cost import CostModel
+from toast.cost import CostModel, break_down
 from toast.hardware import Mesh, load
 from toast.models import ZOO, build
 from toast.space import Action, Scope, Space, States
@@ -70,6 +70,14 @@ def model_of(
 ) -> CostModel:
     space = Space(analysis, Mesh.parse(mesh), **options)  # type: ignore[arg-type]
     return CostModel(space, load(hardware))
+
+
+def term_seconds(hardware: str, function: Callable[..., Any], *arguments: Any) -> dict[str, float]:
+    """Seconds of each term of a function on one device."""
+    analysis = toast.analyze(function, *arguments, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("a=2"), min_dimensions=0)
+    found = break_down(CostModel(space, load(hardware)), space.initial).term_seconds
+    return {name: float(seconds.sum()) for name, seconds in found.items()}
 
 
 def action(space: Space, argument: str, d: int, axis: str, resolution: int = 0) -> Action:

@@ -13,6 +13,7 @@ import pytest
 
 import toast
 from tests.helpers import action
+from tests.helpers import term_seconds as terms
 from toast.cost import CostModel, break_down
 from toast.cost.liveness import liveness
 from toast.hardware import Mesh, load
@@ -23,14 +24,6 @@ V5E = load("tpu-v5e")
 
 def shape(*sizes: int, dtype: str = "bfloat16") -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, dtype)
-
-
-def terms(hardware: str, function: Callable[..., Any], *arguments: Any) -> dict[str, float]:
-    """Seconds of each term on one device."""
-    analysis = toast.analyze(function, *arguments, platform="tpu", cache=False)
-    space = Space(analysis, Mesh.parse("a=2"), min_dimensions=0)
-    found = break_down(CostModel(space, load(hardware)), space.initial).term_seconds
-    return {name: float(seconds.sum()) for name, seconds in found.items()}
 
 
 def attend(queries: Any, cache: Any) -> Any:

@@ -287,6 +287,7 @@ def build(
         loop=grouped.use_loop,
         early=early,
         overwriting=_overwriting(program, names.use_op, grouped),
+        update=_updates(program, names.use_op, names.use_index, grouped),
         lookup=_lookups(program, names.use_op, names.use_index, grouped),
     )
     sizes = {
@@ -373,6 +374,14 @@ def _early(
     early = np.ones(len(grouped.use_value), dtype=bool)
     np.logical_and.at(early, grouped.of_use, (ready[use_value] & (product & ~looped)[use_op]))
     return early
+
+
+def _updates(program: Program, use_op: Ints, use_index: Ints, grouped: _Grouped) -> Bools:
+    """``[use classes]`` whether a value is written into a part of another array."""
+    updates = np.array([kind == UPDATING for kind in program.kinds], dtype=bool)[use_op]
+    update = np.zeros(len(grouped.use_value), dtype=bool)
+    update[grouped.of_use[updates & (use_index == 1)]] = True
+    return update
 
 
 def _lookups(program: Program, use_op: Ints, use_index: Ints, grouped: _Grouped) -> Bools:
@@ -467,6 +476,7 @@ def _value_classes(
         remade=remade[values],
         free=free,
         arguments=np.bincount(arguments, minlength=len(values)),
+        outer=_outer(program, grouped),
         may_pad=np.zeros(len(values), dtype=bool),
         collective=np.full(len(values), -1, dtype=np.int64),
         group=np.zeros(len(values), dtype=np.int64),
@@ -481,6 +491,14 @@ def _value_classes(
         product_side=side,
         independent_s=np.zeros(len(values)),
     )  # fmt: skip
+
+
+def _outer(program: Program, grouped: _Grouped) -> Bools:
+    """``[C]`` arguments, parts of them, and results."""
+    outer = np.zeros(len(grouped.representative), dtype=bool)
+    outer[grouped.of_value[argument_views(program) > 0]] = True
+    outer[grouped.of_value[list(program.result_values)]] = True
+    return outer
 
 
 def _of_products(

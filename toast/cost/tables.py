@@ -145,6 +145,7 @@ class ValueClasses(EntityTable):
     remade: Bools  # a device-local program computes it anew in another sharding
     free: Floats  # share of products that may run beside its sums
     arguments: Ints  # number of the program's arguments in it
+    outer: Bools  # arguments, parts of them and results, which are in memory whatever their size
     may_pad: Bools  # some sharding pads it to lanes; false before :meth:`Tables.on_hardware`
     #: The kind of collective of a manual region that computes it: index into
     #: ``toast.hardware.COLLECTIVES``, -1 for none; and its axes, axis ``a`` is bit ``a``.  None
@@ -192,6 +193,7 @@ class UseClasses(EntityTable):
     loop: Ints  # in whose body it is: loops that use the value, numbered from 0
     early: Bools  # whether a product outside loops uses a value that depends on arguments alone
     overwriting: Ints  # uses as results that overwrite arguments
+    update: Bools  # whether a value is written into a part of another array
     lookup: Bools  # whether rows are looked up in it
 
     @functools.cached_property

@@ -10,7 +10,7 @@ from toast.cost.layout import Layout, LocalLayout, slot_dims
 from toast.cost.liveness import SUBLANES
 from toast.cost.loops import ADDED
 from toast.cost.step_rows import READ, READ_IN_LANES
-from toast.cost.tables import ProductTensors
+from toast.cost.tables import ProductTensors, ValueClasses
 from toast.cost.terms.buffers import ROUNDED
 from toast.cost.terms.term import LocalTerm, StepPart, Term
 from toast.cost.terms.traffic import joint_share
@@ -28,6 +28,13 @@ _BANDED = 1.5
 #: The share of the time of a whole tile that a product of vectors takes for a tile, however few its
 #: rows.  Fitted to kernels that XLA compiled: 11.2, 12.2 and 14.3 cycles for 2, 4 and 8 rows.
 _PER_TILE = 0.72
+
+#: Bytes of a float32 element.
+_WIDE = 4
+
+#: Shares of the fast memory: arrays of the first one are always in it between kernels, and those of
+#: the second one never.  Fitted to kernels that XLA compiled.
+_ROOM = (0.1, 0.4)
 
 #: The time of a product of vectors whose larger operand is in fast memory, over that of one that
 #: reads it from memory: 0.12 to 0.26 in kernels that XLA compiled for v5e.
@@ -357,6 +364,7 @@ class Writes(LocalTerm):
         share = np.where(values.constant, hardware.single_op_share, 1.0)
         rate = hardware.memory_bytes_per_s * share
         size = layout.written_bytes * layout.moved_share
+        size = size * access_share(hardware, values, layout.written_bytes)
         return np.asarray(size * (values.written * values.count / rate))
 
 
@@ -411,13 +419,41 @@ class Roundings(LocalTerm):
 
 
 class Reads(LocalTerm):
-    """Values that memory-bound kernels read, by use."""
+    """Values that memory-bound kernels read, by use, and those that they write into stacks.
+
+    TPUs write into a stack, which is in memory, no faster than products move their operands.
+    """
 
     name, scope = "reads", Entity.USE_CLASS
 
     def seconds(self, layout: LocalLayout) -> Floats:
-        uses, rate = layout.tables.uses, layout.machine.hardware.memory_bytes_per_s
-        return np.asarray(layout.read_bytes * (uses.reads / rate))
+        t, hardware = layout.tables, layout.machine.hardware
+        share = access_share(hardware, t.values, layout.read_bytes, t.uses.value)
+        if hardware.products.fast_bytes:
+            share = np.where(t.uses.update, max(1.0, 1 / hardware.products.memory_share), share)
+        rate = hardware.memory_bytes_per_s
+        return np.asarray(layout.read_bytes * share * (t.uses.reads / rate))
+
+
+def access_share(
+    hardware: Hardware, values: ValueClasses, size: Floats, of: Ints | slice = slice(None)
+) -> Floats | float:
+    """``[S, X]`` the time of accesses to values over that of their bytes.
+
+    XLA keeps small values in fast memory, where the vector unit bounds the kernels of float32
+    values: it takes as long for an element as the memory for some of the bytes of two accesses.
+    That of smaller elements takes longer than their bytes anyway
+    (:func:`toast.cost.vector_work.stretched`).  ``size`` are bytes on a device, and ``of``
+    (``[X]``) are the value classes.
+    """
+    fast = hardware.products.fast_bytes
+    if not fast:
+        return 1.0
+    least, most = (share * fast for share in _ROOM)
+    away = np.clip((size - least) / (most - least), 0.0, 1.0)
+    bound = min(hardware.vector_bytes / (2 * _WIDE), 1.0)
+    inside = (values.element >= _WIDE) & ~values.outer
+    return np.asarray(np.where(inside[of], bound + (1 - bound) * away, 1.0))
 
 
 class StepReads(LocalTerm):
