@@ -306,6 +306,7 @@ def build(
         products=products,
         tensors=slots.tensors(
             products.op_class, stored * read_shares(program, repeats),
+            # Kernels of convolutions read float32 operands as they are.
             {kind: dtype for kind, dtype in operand_types.items() if kind != "convolution"},
             rounded, before_products, fetched_uses(program, names.use_op, names.use_value),
         ),
