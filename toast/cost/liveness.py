@@ -268,7 +268,7 @@ def liveness(
     needed |= _sliced_for_loops(program, kind_of_op, uses)
     of_vector_unit: frozenset[int] = frozenset()
     if lanes > 1:
-        of_vector_unit = _of_vectors(program, kind_of_op)
+        of_vector_unit = _products_of_vectors(program, kind_of_op)
         needed |= _vectors(program, kind_of_op, of_vector_unit)
     exists, merged = _existing(
         program, kind_of_op, uses, early, softmaxes, needed, of_vector_unit,
@@ -624,8 +624,8 @@ def _vectors(program: Program, kinds: list[str], products: frozenset[int]) -> fr
     return frozenset(found)
 
 
-def _of_vectors(program: Program, kinds: list[str]) -> frozenset[int]:
-    """Products of vectors and matrices."""
+def _products_of_vectors(program: Program, kinds: list[str]) -> frozenset[int]:
+    """The ops that are batches of products of a vector and a matrix."""
     return frozenset(
         number for number, op in enumerate(program.ops)
         if kinds[number] == "dot_general" and of_vectors(program.signatures[op.signature])

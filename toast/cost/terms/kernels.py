@@ -74,7 +74,7 @@ class ProductWork(LocalTerm):
         flops = hardware.products.seconds(size, whole / shards, memory)
         rate, vector = hardware.vector_products_per_s, np.zeros(flops.shape, dtype=bool)
         if rate < np.inf:
-            vector = self.of_vectors(layout, size)
+            vector = self.on_vector_unit(layout, size)
         if vector.any():
             sums = (t.ops.flops / 2 * t.ops.count)[op_class] / rate
             sums = sums / shards * self.tile_share(layout, held)
@@ -112,7 +112,7 @@ class ProductWork(LocalTerm):
         return np.asarray(seconds + hardware.product_latency_s * count)
 
     @staticmethod
-    def of_vectors(layout: LocalLayout, size: Floats) -> Bools:
+    def on_vector_unit(layout: LocalLayout, size: Floats) -> Bools:
         """``[S, P]`` batches of products of a vector and a matrix on each device.
 
         ``size`` is that of :meth:`local_size`.  Others than those of the program have their rows
