@@ -378,14 +378,17 @@ def test_what_is_exchanged_before_a_product_is_rounded_before() -> None:
     assert apart >= 4 * 8192 * 8192 / 4 / V5E.memory_bytes_per_s
 
 
-@pytest.mark.parametrize("rows", [1024, 16384])
-def test_no_state_is_faster_than_the_bound_if_products_round(rows: int) -> None:
+@pytest.mark.parametrize("rows", [8, 1024, 16384])
+@pytest.mark.parametrize(("dtype", "product"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_no_state_is_faster_than_the_bound_if_products_round(
+    rows: int, dtype: str, product: str
+) -> None:
     """Whose choices do not depend on those of the argument."""
 
     def layer(x: Any, weight: Any) -> Any:
-        return jax.nn.relu(x @ weight.astype(jnp.bfloat16))
+        return jax.nn.relu(x @ weight.astype(product))
 
-    arguments = shape(rows, 4096), shape(4096, 4097, dtype="float32")
+    arguments = shape(rows, 4096, dtype=product), shape(4096, 4097, dtype=dtype)
     analysis = toast.analyze(layer, *arguments, platform="tpu", cache=False)
     space = Space(analysis, Mesh.parse("a=4"), min_dimensions=0)
     model, random = CostModel(space, V5E), np.random.default_rng(0)

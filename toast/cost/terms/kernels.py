@@ -81,10 +81,8 @@ class ProductWork(LocalTerm):
             flops = np.where(vector, sums, flops)
         used = axes_of(slot_dims(t, layout.held, t.tensors.slot) >= 0)
         tensors = t.tensors.bytes / layout.devices[used]
-        reads_rounded = np.zeros_like(used, dtype=bool)
-        if alike is not None:
-            reads_rounded = alike & (t.tensors.rounded >= 0)
         share = t.tensors.argument_bytes / np.maximum(t.tensors.bytes, 1.0)
+        reads_rounded = (t.tensors.rounded >= 0) & (share < 1 if alike is None else alike)
         tensors = np.where(reads_rounded, tensors * share, tensors)
         # Arguments are in memory, whatever their size: a step reads them at least once.
         viewed = t.tensors.viewed if alike is None else memory_share(t.tensors, alike)
