@@ -445,3 +445,25 @@ def test_products_wait_for_all_gathers_except_on_v5e() -> None:
         ("tpu-v5e", "partial"): True, ("tpu-v5e", "asynchronous"): True,
         ("tpu-v6e", "partial"): False, ("tpu-v6e", "asynchronous"): True,
     }  # fmt: skip
+
+
+def test_flags_of_the_compiler_turn_off_loops_of_products() -> None:
+    """One of those that run all collectives beside products, in recipes for TPU v6e."""
+
+    def gradient(x: Any, y: Any) -> Any:
+        return x.T @ y
+
+    width, rows = 4096, 32768
+    shapes = [jax.ShapeDtypeStruct((rows, width), "bfloat16")] * 2
+    analysis = toast.analyze(gradient, *shapes, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("d=8"), min_dimensions=0)
+    state = space.apply(space.initial, action(space, "x", 0, "d"))
+    (result,) = analysis.program.result_values
+    state[space.classes.of_op[-1], 0] = 0  # scattered as the caller wants it
+    parted = {}
+    for overlap in ("partial", "asynchronous", "full"):
+        model = CostModel(space, load("tpu-v6e"), overlap=overlap)  # type: ignore[arg-type]
+        parted[overlap] = bool(
+            model.layout(state[None]).parted[0, model.tables.value_class[result]]
+        )
+    assert parted == {"partial": True, "asynchronous": False, "full": False}

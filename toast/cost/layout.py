@@ -344,7 +344,7 @@ class Layout(LocalLayout):
         parts = self.devices[self.scattered]
         few = (parts > 1) & (parts <= UNROLLED) & (self.partial == self.scattered)
         many = (parts > UNROLLED) & (parts <= _MOST_PARTS)
-        on_tpu = self.machine.hardware.platform == "tpu"
+        on_tpu = self.machine.hardware.platform == "tpu" and self.machine.parts_products
         return np.asarray((few | many) & ~self._short & ~self._shares_dimension & on_tpu)
 
     @functools.cached_property

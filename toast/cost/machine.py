@@ -37,6 +37,7 @@ class Machine:
     estimated: Collectives
     axis_sizes: Floats  # [A] devices along each axis
     background: frozenset[str]  # collectives beside which products run
+    parts_products: bool = True  # XLA for TPUs makes loops of products whose sums are scattered
 
     @functools.cached_property
     def devices(self) -> Floats:

@@ -7,8 +7,8 @@ axes.
 ``overlap`` selects which collectives products hide, second for second: with ``"none"``, none; with
 ``"partial"`` (the default), those that the compiler runs in the background on this hardware, behind
 independent products (:mod:`toast.cost.overlap`); with ``"asynchronous"``, also all-gathers and
-reduce-scatters where only flags of the compiler put them there; with ``"full"``, all of them, which
-gives a lower bound.
+reduce-scatters where only flags of the compiler put them there, which also turn off loops of
+products for scattered sums; with ``"full"``, all of them, which gives a lower bound.
 """
 
 from __future__ import annotations
@@ -131,8 +131,10 @@ class CostModel:
             "full": COLLECTIVES,
         }[overlap]  # fmt: skip
         sizes = space.axis_sizes.astype(np.float64)
+        # The flags for asynchronous collectives come with one that turns off loops of products.
         self.machine = Machine(
-            hardware, collectives, estimated, sizes, frozenset(background)
+            hardware, collectives, estimated, sizes, frozenset(background),
+            parts_products=overlap not in ("asynchronous", "full"),
         )  # fmt: skip
         #: Without overlap, loops have no use; with all of it, gathers take no time either.
         self.loops = local and overlap not in ("none", "full")
