@@ -52,6 +52,14 @@ def nested(x: Any, weight: Any, flags: Any) -> Any:
     return loop(lambda x, flag: jax.lax.cond(flag > 0, inner, lambda x: x * 2, x), x, flags)
 
 
+def shared_by_inner(x: Any, weight: Any, flags: Any) -> Any:
+    def outer(x: Any) -> Any:
+        y = x @ weight
+        return jax.lax.cond(x[0, 0] > 0, lambda x: y + x, lambda x: y - x, x)
+
+    return loop(lambda x, flag: jax.lax.cond(flag > 0, outer, lambda x: x * 2, x), x, flags)
+
+
 def two_results(x: Any, weight: Any, flags: Any) -> Any:
     def body(x: Any, flag: Any) -> Any:
         y = x @ weight
@@ -65,7 +73,7 @@ def two_results(x: Any, weight: Any, flags: Any) -> Any:
     ("function", "runs"),
     [
         (alone, STEPS), (with_a_loop, STEPS), (before, 0), (after, 0), (nested, STEPS),
-        (two_results, 0),
+        (two_results, 0), (shared_by_inner, STEPS),
     ],
 )  # fmt: skip
 def test_the_branch_around_a_product(function: Any, runs: int) -> None:

@@ -16,7 +16,8 @@ from tests.helpers import action
 from tests.helpers import term_seconds as terms
 from toast.cost import CostModel, break_down
 from toast.cost.liveness import liveness
-from toast.hardware import Mesh, load
+from toast.evaluation.optimum import random_legal
+from toast.hardware import Hardware, Mesh, load
 from toast.space import Space
 
 V5E = load("tpu-v5e")
@@ -339,6 +340,42 @@ def test_products_read_arguments_behind_barriers_and_slices_of_them(
         assert found["products"] >= other["products"]
     else:
         assert found == pytest.approx(other)
+
+
+@pytest.mark.parametrize("hardware", [V5E, V5E.as_scheduled_for, load("tpu-v6e").as_scheduled_for])
+@pytest.mark.parametrize(
+    ("cache", "product"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("int8", "bfloat16")]
+)
+def test_no_state_is_faster_than_the_bound_for_products_of_vectors(
+    hardware: Hardware, cache: str, product: str
+) -> None:
+    def step(queries: Any, keys: Any) -> Any:
+        return jnp.einsum("bd,bnd->bn", queries, keys.astype(product))
+
+    arguments = shape(4096, 256, dtype=product), shape(4096, 4, 256, dtype=cache)
+    analysis = toast.analyze(step, *arguments, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("a=2"), min_dimensions=0)
+    model = CostModel(space, hardware)
+    states = random_legal(space, 100, np.random.default_rng(0))
+    assert model.price(states).seconds.min() >= model.lower_bound()
+
+
+def test_a_form_that_a_product_reads_as_it_is_has_a_kernel() -> None:
+    """Although another product reads a slice of it."""
+
+    def layer(x: Any, weight: Any) -> Any:
+        square = weight.reshape(2048, 2048)
+        return x @ square, x @ square[:1024].T
+
+    arguments = shape(8, 2048), shape(2048, 32, 64)
+    assert terms("tpu-v5e", layer, *arguments)["reads"] > 0
+
+
+def test_columns_of_a_weight_are_read_by_a_kernel() -> None:
+    def layer(x: Any, weight: Any) -> Any:
+        return x @ weight[:, :512]
+
+    assert terms("tpu-v5e", layer, shape(8, 2048), shape(2048, 1536))["reads"] > 0
 
 
 def test_a_weight_of_several_products_is_rounded_once() -> None:

@@ -50,8 +50,8 @@ def whole_arguments(program: Program, *, parts: bool = False) -> Ints:
     return own
 
 
-def argument_slices(program: Program) -> Bools:
-    """``[values]`` those that are slices of arguments, in another shape or element type at most."""
+def static_slices(program: Program) -> Bools:
+    """``[values]`` static slices of any value, in another shape or element type at most."""
     slices = np.zeros(len(program.values), dtype=bool)
     for number, op in enumerate(program.ops):
         kind = program.kind(number)
@@ -69,4 +69,4 @@ def reshaped(program: Program, value: int) -> bool:
     return False
 
 
-__all__ = ["argument_slices", "argument_views", "reshaped", "whole_arguments"]
+__all__ = ["argument_views", "reshaped", "static_slices", "whole_arguments"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,58 +31,66 @@ def branch_runs(program: Program) -> Ints:
     outside = np.zeros(len(program.values), dtype=bool)  # values needed outside of branches
     outside[[*program.result_values]] = True
     needed = [0] * len(program.values)  # the branches that need a value, as bits
-    often = [0] * len(program.values)  # the runs of the innermost of these
     for number in range(len(program.ops) - 1, -1, -1):
         op, kind = program.ops[number], program.kind(number)
         # The results of a loop are all in one branch, or none.
         results = yields.get(number, op.results)
-        branches, inner = 0, 0
+        branches = 0
         for value in results:
             branches |= needed[value]
-            inner = max(inner, often[value])
-        inside = branches > 0 and kind not in _OUTSIDE and not outside[[*results]].any()
         # What several branches of a conditional need is before it.
-        inside = inside and all((branches & every).bit_count() < 2 for every in conditionals)
+        around, often = 0, 0
+        while branches:
+            here = conditionals[branches.bit_length() - 1]
+            mine = branches & here.bits
+            branches &= ~here.bits
+            if mine.bit_count() == 1:
+                around, often = around | mine, max(often, here.runs)
+        needs = bool(results) and not outside[[*results]].any()
+        inside = around > 0 and kind not in _OUTSIDE and needs
         if inside:
-            runs[number] = inner
-        elif results and not branches and not outside[[*results]].any():
+            runs[number] = often
+        elif needs and not any(needed[value] for value in results):
             continue  # nothing needs it
         if kind == "join":
             for index, value in enumerate(op.operands):
                 needed[value] |= bits[number] << index
-                often[value] = max(often[value], program.repeats[number])
         for value in op.operands:
             if inside:
-                needed[value] |= branches
-                often[value] = max(often[value], inner)
+                needed[value] |= around
             elif kind != "join":
                 outside[value] = True
     return runs
 
 
-def _branches(program: Program) -> tuple[dict[int, int], list[int]]:
-    """The bit of the first branch of each ``join``, and all bits of each conditional.
+class _Conditional(NamedTuple):
+    """A conditional: the bits of its branches, and how often it runs in a step."""
+
+    bits: int
+    runs: int
+
+
+def _branches(program: Program) -> tuple[dict[int, int], list[_Conditional]]:
+    """The bit of the first branch of each ``join``, and the conditional of each bit.
 
     A conditional has a ``join`` for each result, one after the other.
     """
     bits: dict[int, int] = {}
-    conditionals: list[int] = []
-    width = 0
+    conditionals: list[_Conditional] = []
+    results = set[int]()  # of the last conditional
     for number, op in enumerate(program.ops):
         if program.kind(number) != "join":
             continue
-        before = bits.get(number - 1)
-        last = program.ops[number - 1]
-        if (
-            before is not None
-            and len(last.operands) == len(op.operands)
-            and not {*last.results} & {*op.operands}
-        ):
+        before, many = bits.get(number - 1), len(op.operands)
+        same = before is not None and len(program.ops[number - 1].operands) == many
+        if before is not None and same and not results & {*op.operands}:
             bits[number] = before
         else:
+            width, results = len(conditionals), set()
             bits[number] = 1 << width
-            conditionals.append(((1 << len(op.operands)) - 1) << width)
-            width += len(op.operands)
+            every = ((1 << many) - 1) << width
+            conditionals += [_Conditional(every, program.repeats[number])] * many
+        results |= {*op.results}
     return bits, conditionals
 
 

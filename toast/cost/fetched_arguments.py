@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from toast.cost.argument_views import argument_slices, argument_views
+from toast.cost.argument_views import argument_views, static_slices
 from toast.cost.conditionals import branch_runs
 from toast.cost.entities import Bools, Ints
 from toast.cost.program_loops import loops_around
@@ -18,7 +18,7 @@ from toast.space import PRODUCTS
 
 #: Time that XLA leaves for a copy, over the time of the copy itself.  Fitted to the kernels of
 #: decode steps that XLA compiled.
-_ROOM = 1.5
+_COPY_TIME = 1.5
 
 
 def fetched_uses(program: Program, use_op: Ints, use_value: Ints) -> Bools:
@@ -31,7 +31,7 @@ def fetched_uses(program: Program, use_op: Ints, use_value: Ints) -> Bools:
     product &= branch_runs(program) == 0
     size = np.array(program.value_bytes, dtype=np.float64)[use_value]
     read = np.flatnonzero(product[use_op])
-    own = (argument_views(program) > 0) & ~argument_slices(program)
+    own = (argument_views(program) > 0) & ~static_slices(program)
     arguments = read[own[use_value[read]]]
     fetched = np.zeros(len(use_op), dtype=bool)
     if not len(arguments):
@@ -46,8 +46,8 @@ def fetched_uses(program: Program, use_op: Ints, use_value: Ints) -> Bools:
     place_of = dict(zip(read.tolist(), place.tolist(), strict=True))
     for use in arguments[1:].tolist():
         later = left[place_of[use] :]
-        if later.min() >= _ROOM * size[use]:
-            later -= _ROOM * size[use]
+        if later.min() >= _COPY_TIME * size[use]:
+            later -= _COPY_TIME * size[use]
             fetched[use] = True
     return fetched
 

@@ -731,7 +731,11 @@ class _Slots:
                         * element_bytes(program.values[source].type.dtype),
                     )
                     if accesses is not None:
-                        once = accesses[use] * program.value_bytes[source]
+                        # Slices of an argument are parts of one access.
+                        part = row.argument_bytes < program.value_bytes[source]
+                        once = row.argument_bytes * (
+                            max(accesses[use], 1.0) if part else accesses[use]
+                        )
                         row = row._replace(rounding=once * rounding.get((k, index), 0.0))
                 elif not side and rounds and source >= 0 and viewed == 1:
                     row = row._replace(rounded=self._values[source], argument_bytes=size)

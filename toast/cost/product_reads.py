@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,7 +98,7 @@ def rounded_arguments(
     for use, value in enumerate(use_value.tolist()):
         uses[value].append(use)
     inside = loops_around(program)
-    rounded = {}
+    rounded: dict[int, RoundedArgument] = {}
     for argument in program.argument_values:
         for first in _uses_of_forms(program, live, uses, use_op, argument):
             ops, products = [int(use_op[first])], list[int]()
@@ -105,18 +106,42 @@ def rounded_arguments(
                 op = ops.pop()
                 if live.kinds[op] in MATRIX_PRODUCTS and inside[op] is None:
                     products.append(op)
-                elif live.kinds[op] in _FORMING and not live.exists[program.ops[op].results[0]]:
+                elif _forms_operand(program, live, op):
                     ops += [int(use_op[use]) for use in uses[program.ops[op].results[0]]]
                 else:
                     products = []  # a kernel of its own rounds it for all of them
                     break
-            for op in products:
-                for value in program.ops[op].operands:
-                    path = [*_forms(program, value)]
-                    kinds = {program.kinds[program.makers[form]] for form in path[:-1]}
-                    if path[-1] == argument and kinds & {"convert", "slice"}:
-                        rounded[value] = RoundedArgument(argument, first, min(products))
+            operands = {
+                value for op in products for value in program.ops[op].operands
+                if argument in _forms(program, value)
+            }  # fmt: skip
+            # The kernel of another form serves all products of the use.
+            if all(_in_another_form(program, value, argument) for value in operands):
+                read = RoundedArgument(argument, first, min(products, default=-1))
+                rounded |= dict.fromkeys(operands, read)
     return rounded
+
+
+def _in_another_form(program: Program, value: int, argument: int) -> bool:
+    """Whether a value is an argument in another element type, or a slice of it."""
+    forms = itertools.takewhile(lambda form: form != argument, _forms(program, value))
+    return any(program.kinds[program.makers[form]] in ("convert", "slice") for form in forms)
+
+
+def _forms_operand(program: Program, live: Liveness, op: int) -> bool:
+    """Whether an op only changes the element type or the shape of an operand of products.
+
+    It may also take a part of the leading dimension, such as the weights of a layer.
+    """
+    if live.kinds[op] not in _FORMING or live.exists[program.ops[op].results[0]]:
+        return False
+    if live.kinds[op] != "slice":
+        return True
+    whole, part = (
+        program.values[values[0]].type.shape
+        for values in (program.ops[op].operands, program.ops[op].results)
+    )
+    return whole[1:] == part[1:]
 
 
 def _uses_of_forms(
@@ -127,7 +152,7 @@ def _uses_of_forms(
         op = int(use_op[use])
         if live.kinds[op] == "optimization_barrier":
             yield from _uses_of_forms(program, live, uses, use_op, program.ops[op].results[0])
-        elif live.kinds[op] in _FORMING:
+        elif _forms_operand(program, live, op):
             yield use
 
 

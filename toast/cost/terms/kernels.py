@@ -34,7 +34,7 @@ _WIDE = 4
 
 #: Shares of the fast memory: arrays of the first one are always in it between kernels, and those of
 #: the second one never.  Fitted to kernels that XLA compiled.
-_ROOM = (0.1, 0.4)
+_KEPT = (0.1, 0.4)
 
 #: The time of a product of vectors whose larger operand is in fast memory, over that of one that
 #: reads it from memory: 0.12 to 0.26 in kernels that XLA compiled for v5e.
@@ -94,6 +94,8 @@ class ProductWork(LocalTerm):
             operands = tensors * ~t.tensors.result
             fetched = np.add.reduceat(operands * fast, first, axis=1)
             fetched = fetched / np.maximum(np.add.reduceat(operands, first, axis=1), 1.0)
+            if alike is None:  # whatever the sizes of the others
+                fetched = np.maximum.reduceat(fast, first, axis=1)
             flops = np.where(vector, flops * (1 - (1 - _FETCHED) * fetched), flops)
         count = t.ops.count[op_class].astype(np.float64)
         moved: Floats = np.add.reduceat(moving, first, axis=1) * count
@@ -211,7 +213,7 @@ def memory_share(tensors: ProductTensors, alike: Bools) -> Floats:
 
 
 class RoundedReads(LocalTerm):
-    """Kernels that round arguments for products, before devices reshard them."""
+    """Kernels that round or slice arguments for products, before devices reshard them."""
 
     name, scope = "rounded reads", Entity.PRODUCT
 
@@ -447,7 +449,7 @@ def access_share(
     fast = hardware.products.fast_bytes
     if not fast:
         return 1.0
-    least, most = (share * fast for share in _ROOM)
+    least, most = (share * fast for share in _KEPT)
     away = np.clip((size - least) / (most - least), 0.0, 1.0)
     bound = min(hardware.vector_bytes / (2 * _WIDE), 1.0)
     inside = (values.element >= _WIDE) & ~values.outer

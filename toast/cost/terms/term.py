@@ -90,10 +90,10 @@ class Term:
 
 
 class LocalTerm(Term):
-    """A term whose seconds depend only on bytes and on the sharding of each entity's op class.
+    """A term whose seconds depend on bytes and on the shardings of op classes.
 
-    They must not decrease when bytes increase: they are then bounded from below even if every op
-    class chooses on its own.
+    Its least seconds depend on that of each entity's own op class alone, and must not decrease when
+    bytes increase: they are then bounded from below even if every op class chooses on its own.
     """
 
     def seconds(self, layout: LocalLayout) -> Floats:
