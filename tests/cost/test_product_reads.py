@@ -378,6 +378,17 @@ def test_columns_of_a_weight_are_read_by_a_kernel() -> None:
     assert terms("tpu-v5e", layer, shape(8, 2048), shape(2048, 1536))["reads"] > 0
 
 
+def test_many_barriers_in_a_row_are_read_through() -> None:
+    def layer(x: Any, weight: Any) -> Any:
+        for _ in range(1500):
+            weight = jax.lax.optimization_barrier(weight)
+        return x @ weight.astype(jnp.bfloat16)
+
+    arguments = shape(8, 256), shape(256, 256, dtype="float32")
+    found = terms("tpu-v5e", layer, *arguments)
+    assert found == pytest.approx(terms("tpu-v5e", rounding, *arguments))
+
+
 def test_a_weight_of_several_products_is_rounded_once() -> None:
     def layers(inputs: Any, weight: Any) -> Any:
         by = weight.astype(jnp.bfloat16)

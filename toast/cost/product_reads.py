@@ -148,12 +148,14 @@ def _uses_of_forms(
     program: Program, live: Liveness, uses: Mapping[int, Sequence[int]], use_op: Ints, value: int
 ) -> Iterator[int]:
     """Uses of a value that only change its element type or shape; XLA removes barriers before."""
-    for use in uses[value]:
-        op = int(use_op[use])
-        if live.kinds[op] == "optimization_barrier":
-            yield from _uses_of_forms(program, live, uses, use_op, program.ops[op].results[0])
-        elif _forms_operand(program, live, op):
-            yield use
+    behind = [value]
+    while behind:
+        for use in uses[behind.pop()]:
+            op = int(use_op[use])
+            if live.kinds[op] == "optimization_barrier":
+                behind.append(program.ops[op].results[0])
+            elif _forms_operand(program, live, op):
+                yield use
 
 
 def _forms(program: Program, value: int) -> Iterator[int]:
