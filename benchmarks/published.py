@@ -84,8 +84,9 @@ class Program(_Table, frozen=True, kw_only=True):
     strategy: Text = "FSDP"
     model: str = ""
     options: Mapping[str, str | int | float] = {}
-    #: ``asynchronous`` if flags of the compiler put gathers and scatters into the background.
-    overlap: Literal["partial", "asynchronous"] = "partial"
+    #: ``gathers`` if flags of the compiler put all-gathers into the background; ``asynchronous`` if
+    #: they put sums there, too.
+    overlap: Literal["partial", "gathers", "asynchronous"] = "partial"
 
 
 class Case(_Table, frozen=True, kw_only=True):

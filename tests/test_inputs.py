@@ -30,7 +30,7 @@ SYSTEM = {"mesh": "data=4", "hardware": "tpu-v5e"}
             {"memory_bytes": float("nan")},
             "memory limit of nan bytes (nan GiB): must be positive and finite",
         ),
-        ({"overlap": "half"}, "overlap 'half': use none, partial, asynchronous or full"),
+        ({"overlap": "half"}, "overlap 'half': use none, partial, gathers, asynchronous or full"),
         ({"resolution": "foo"}, "resolution 'foo': use compatible or independent"),
         ({"constraints": {"x": "P()"}}, "constraints: use toast.Constraints(...), not dict"),
         (
@@ -94,7 +94,10 @@ def test_baselines_take_texts_and_refuse_what_plan_refuses() -> None:
             ({"memory_bytes": -1}, "memory limit of -1 bytes (-9.31323e-10 GiB): must be positive"),
             ({"memory_bytes": "much"}, "memory limit 'much': use a number of bytes"),
             ({"mesh": 5}, "mesh 5: use a mesh"),
-            ({"overlap": "half"}, "overlap 'half': use none, partial, asynchronous or full"),
+            (
+                {"overlap": "half"},
+                "overlap 'half': use none, partial, gathers, asynchronous or full",
+            ),
         ):
             with pytest.raises(ToastError, match=re.escape(message)):
                 method(**changed)

@@ -298,7 +298,7 @@ def plan(
     :param safety: the odds, such as 0.95, with which XLA's peak must be within the limit.  By
         default, the predicted peak must, and the odds are those of :attr:`Plan.after`.
     :param overlap: which collectives run beside products (:mod:`toast.cost.model`): ``"none"``,
-        ``"partial"``, ``"asynchronous"`` or ``"full"``.
+        ``"partial"``, ``"gathers"``, ``"asynchronous"`` or ``"full"``.
     :param constraints: shardings that the plan must have (:class:`toast.Constraints`).
     :param resolution: ``"independent"`` resolves compatible conflicts one by one (section 3.5):
         there are more actions, and sometimes a better plan.

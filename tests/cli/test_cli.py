@@ -220,7 +220,7 @@ BAD = {
     "devices": (("verify", "mlp", "--mesh", "d=512"), "toast verify runs at most 256 devices"),
     "json": (("plan", *T, "--json", "/nowhere/x.json"), "/nowhere/x.json: cannot write"),
     "value": (("plan", *T, "--seed", "x"), "toast: Invalid value for '--seed': Input should be a valid integer"),
-    "word": (("plan", *T, "--overlap", "foo"), "'--overlap': 'foo' is not one of 'none', 'partial', 'asynchronous', 'full'; see"),
+    "word": (("plan", *T, "--overlap", "foo"), "'--overlap': 'foo' is not one of 'none', 'partial', 'gathers', 'asynchronous', 'full'; see"),
     "unknown option": (("plan", *T, "--bogus", "3"), "toast: No such option: --bogus; see "),
     "python file": (("plan", "tests/cli/test_cli.py", "--mesh", "d=2"), "tests/cli/test_cli.py: a Python file; write tests/cli/test_cli.py:FUNCTION"),
     "annotate": (("rules", "annotate", "tests/cli/test_cli.py"), "a Python file; write tests/cli/test_cli.py:FUNCTION"),

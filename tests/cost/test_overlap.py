@@ -437,13 +437,14 @@ def test_products_wait_for_all_gathers_except_on_v5e() -> None:
     batch = random_legal(space, 256, np.random.default_rng(0))
     hidden = {}
     for name in ("tpu-v5e", "tpu-v6e"):
-        for overlap in ("partial", "asynchronous"):
+        for overlap in ("partial", "gathers", "asynchronous"):
             prices = CostModel(space, load(name), overlap=overlap).price(batch)  # type: ignore[arg-type]
             others = np.delete(prices.collective_seconds, COLLECTIVES.index("all_gather"), axis=1)
             hidden[name, overlap] = bool(prices.hidden_seconds[others.sum(axis=1) == 0].any())
     assert hidden == {
-        ("tpu-v5e", "partial"): True, ("tpu-v5e", "asynchronous"): True,
-        ("tpu-v6e", "partial"): False, ("tpu-v6e", "asynchronous"): True,
+        ("tpu-v5e", "partial"): True, ("tpu-v5e", "gathers"): True,
+        ("tpu-v5e", "asynchronous"): True, ("tpu-v6e", "partial"): False,
+        ("tpu-v6e", "gathers"): True, ("tpu-v6e", "asynchronous"): True,
     }  # fmt: skip
 
 
@@ -461,9 +462,26 @@ def test_flags_of_the_compiler_turn_off_loops_of_products() -> None:
     (result,) = analysis.program.result_values
     state[space.classes.of_op[-1], 0] = 0  # scattered as the caller wants it
     parted = {}
-    for overlap in ("partial", "asynchronous", "full"):
+    for overlap in ("partial", "gathers", "asynchronous", "full"):
         model = CostModel(space, load("tpu-v6e"), overlap=overlap)  # type: ignore[arg-type]
         parted[overlap] = bool(
             model.layout(state[None]).parted[0, model.tables.value_class[result]]
         )
-    assert parted == {"partial": True, "asynchronous": False, "full": False}
+    assert parted == {"partial": True, "gathers": False, "asynchronous": False, "full": False}
+
+
+def test_flags_hide_gathers_alone_or_sums_too() -> None:
+    """As with the recipes of TPU v6e: some move sums to its SparseCores, others only gathers."""
+
+    def sums(x: Any, y: Any) -> Any:
+        return x.T @ x, y.T @ y
+
+    analysis = toast.analyze(sums, f32(32768, 4096), f32(32768, 4096), cache=False)
+    space = Space(analysis, Mesh.parse("d=4"), min_dimensions=0)
+    batch = random_legal(space, 256, np.random.default_rng(0))
+    hidden = {}
+    for overlap in ("gathers", "asynchronous"):
+        prices = CostModel(space, load("tpu-v6e"), overlap=overlap).price(batch)  # type: ignore[arg-type]
+        gathers = prices.collective_seconds[:, COLLECTIVES.index("all_gather")]
+        hidden[overlap] = bool(prices.hidden_seconds[gathers == 0].any())
+    assert hidden == {"gathers": False, "asynchronous": True}

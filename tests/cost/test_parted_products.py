@@ -16,7 +16,7 @@ from toast.cost.terms import Term
 from toast.cost.terms.buffers import PartedOperands
 from toast.cost.terms.kernels import PartedProducts
 from toast.evaluation.optimum import random_legal
-from toast.hardware import Mesh, load
+from toast.hardware import Collectives, Mesh, load
 from toast.space import Space, States
 
 NAME = PartedProducts.name
@@ -28,17 +28,19 @@ def step(w: jax.Array, x: jax.Array) -> jax.Array:
     return w - 0.1 * loss(w)
 
 
-def model_of(mesh: str, lowering: Literal["xla", "local"] = "xla") -> CostModel:
+def model_of(
+    mesh: str, lowering: Literal["xla", "local"] = "xla", hardware: str = "tpu-v5e"
+) -> CostModel:
     shapes = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((4096, 4096), (65536, 4096)))
     analysis = toast.analyze(step, *shapes, donate=(0,), platform="tpu", lowering=lowering)
-    return CostModel(Space(analysis, Mesh.parse(mesh), min_dimensions=0), load("tpu-v5e"))
+    return CostModel(Space(analysis, Mesh.parse(mesh), min_dimensions=0), load(hardware))
 
 
-def scattered(model: CostModel, *axes: str) -> States:
-    """Rows of ``x`` and columns of ``w`` over all axes: sums of the gradient are scattered."""
+def scattered(model: CostModel, *axes: str, along: int = 1) -> States:
+    """Rows of ``x``, and ``w`` over all axes: sums of the gradient are scattered."""
     space, state = model.space, model.space.initial
     for axis in axes:
-        for argument, dimension in (("x", 0), ("w", 1)):
+        for argument, dimension in (("x", 0), ("w", along)):
             state = space.apply(state, action(space, argument, dimension, axis))
     return state
 
@@ -162,3 +164,39 @@ def test_operands_of_short_loops_wait_for_the_end_of_a_scan(devices: int, waits:
     model = CostModel(space, load("tpu-v5e"))
     waiting = model.tables.columns["waiting operands"]
     assert (model.columns(model.layout(state[None]))[0, waiting].max() > 0) == waits
+
+
+@pytest.mark.parametrize(
+    ("hardware", "mesh", "axes", "whole"),
+    [
+        ("tpu-v6e", "d=64", "d", True),  # 8 x 8
+        ("tpu-v6e", "a=8,b=8", "ab", True),
+        ("tpu-v6e", "a=8,b=8", "a", False),
+        ("tpu-v6e", "d=128", "d", False),  # 8 x 16
+        ("tpu-v5e", "d=256", "d", True),
+        ("tpu-v5p", "d=64", "d", True),  # 4 x 4 x 4
+        ("tpu-v5p", "a=16,b=4", "a", False),
+        ("h100", "d=64", "d", False),
+    ],
+)
+def test_sums_over_all_devices_of_some_slices_are_whole(
+    hardware: str, mesh: str, axes: str, whole: bool
+) -> None:
+    """By programs that XLA compiled for slices of 4 to 256 devices."""
+    model = model_of(mesh, hardware=hardware)
+    layout = model.layout(scattered(model, *axes, along=0)[None])
+    here = layout.scattered > 0
+    assert here.any()
+    assert bool(layout.whole[here].all()) == whole
+
+
+def test_gathers_over_a_closed_slice_with_three_dimensions_are_sums() -> None:
+    """XLA for v5p puts the shards into zeros, and sums: in compiled programs for 64 devices."""
+    size, hardware = 1e9, load("tpu-v5p")
+    for mesh, axes, factor in (("d=64", "d", 2), ("a=16,b=4", "a", 1), ("d=16", "d", 1)):
+        collectives = Collectives(hardware, Mesh.parse(mesh))
+        gather, scatter = (
+            collectives.cheapest(kind, size, axes).seconds(size)
+            for kind in ("all_gather", "reduce_scatter")
+        )
+        assert gather == pytest.approx(factor * scatter)

@@ -99,6 +99,7 @@ class OverlapChoice(enum.StrEnum):
 
     none = "none"
     partial = "partial"
+    gathers = "gathers"
     asynchronous = "asynchronous"
     full = "full"
 
@@ -108,8 +109,8 @@ OverlapOption = Annotated[
     typer.Option(
         "--overlap",
         help="Collectives that overlap with independent matrix products: none; partial, those that "
-        "the compiler runs in the background by default; asynchronous, also all-gathers and "
-        "reduce-scatters, as with its flags; full, all.",
+        "the compiler runs in the background by default; gathers, all-gathers, as with its flags; "
+        "asynchronous, also sums, as with more flags; full, all.",
     ),
 ]
 

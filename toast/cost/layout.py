@@ -30,10 +30,6 @@ UNROLLED = 4
 #: Devices up to which XLA makes a loop of such a product; over more, it has one kernel.
 _MOST_PARTS = 32
 
-#: Devices up to which XLA scatters sums: in device-local programs, and where it partitions gathers,
-#: scatters and grouped products.
-_FEW = 8
-
 #: A product is not computed in a loop of its parts if it takes less than this share of the transfer
 #: of its sums, by XLA's estimate.  Fitted: compiled programs have loops from shares of 0.37 on, and
 #: none up to 0.33.
@@ -266,19 +262,19 @@ class Layout(LocalLayout):
     def whole(self) -> Bools:
         """``[S, C]`` whether XLA computes a scattered sum whole and then slices it.
 
-        It does so for scatters, gathers and grouped products over many devices, or if their sum is
-        over more axes than it is scattered along, for grouped products that are scattered over more
-        than two devices along their last dimension, and for sums scattered along several
-        dimensions.  Of products that do not run beside the transfer of their parts, it sums those
-        over many devices whole, and those whose parts are no whole tiles.
+        It does so over all devices of some slices (:attr:`toast.cost.machine.Machine.summed_whole`),
+        but for products that run beside the transfer of their parts; for scatters, gathers and
+        grouped products if their sum is over more axes than it is scattered along; for grouped
+        products that are scattered over more than two devices along their last dimension; for sums
+        scattered along several dimensions; and for products whose parts are no whole tiles.
         """
         t, axes = self.tables, self.scattered
         if not axes.any():
             return np.zeros(axes.shape, dtype=bool)
         parts = self.devices[axes]
-        short = self._short & t.ops.product[t.slots.op_class[t.values.slot]]
         whole = self._splits_tiles & (~self._may_be_parted | (parts == 2))
-        whole |= (short | t.values.summed_whole) & self.summed_over_many | self.summed_at_once
+        whole |= self.summed_over_slice & (~self._may_be_parted | t.values.summed_whole)
+        whole |= self.summed_at_once
         if t.values.grouped.any():
             last = axes_of(self.settled == t.values.rank[:, None] - 1)
             whole |= t.values.grouped & (axes & last > 0) & (parts > 2)
@@ -331,9 +327,9 @@ class Layout(LocalLayout):
         return np.asarray(some & self.tables.values.summed_whole)
 
     @functools.cached_property
-    def summed_over_many(self) -> Bools:
-        """``[S, C]`` whether more devices have parts of a scattered sum than XLA scatters it to."""
-        return np.asarray(self.devices[self.scattered] > _FEW)
+    def summed_over_slice(self) -> Bools:
+        """``[S, C]`` whether a scattered sum is over all devices of a slice that sums whole."""
+        return np.asarray(self.machine.summed_whole[self.scattered])
 
     @functools.cached_property
     def _may_be_parted(self) -> Bools:

@@ -15,6 +15,9 @@ from toast.hardware import Collectives, Hardware
 #: Rows of the tiles in which devices with lanes keep arrays, and bytes of an element of a lane.
 _ROWS, _WORD = 8, 4
 
+#: Square slices of at most as many devices on a side scatter sums over all of them.
+_LEAST_SQUARE = 2
+
 #: Values smaller than this fraction of all memory do not affect the peak.
 NEGLIGIBLE = 1e-6
 
@@ -43,6 +46,20 @@ class Machine:
     def devices(self) -> Floats:
         """``[2 ** A]`` devices on each set of axes."""
         return self.collectives.devices.astype(np.float64)
+
+    @functools.cached_property
+    def summed_whole(self) -> Bools:
+        """``[2 ** A]`` sets of axes over which XLA for TPUs sums whole, and then slices.
+
+        These are all axes of a square slice of at least 4 x 4 devices, or of one with three
+        dimensions (compiled for v5e, v6e and v5p: 4 to 256 devices).
+        """
+        alone = np.zeros(len(self.devices), dtype=bool)
+        sides = self.collectives.sides
+        square = len(set(sides)) == 1 and min(sides, default=0) > _LEAST_SQUARE
+        if self.hardware.platform == "tpu" and (len(sides) > 2 or (len(sides) == 2 and square)):
+            alone[-1] = True
+        return alone
 
     def lane_padding(
         self, sizes: Ints, rank: Ints, element: Floats, dims: Dims, headed: Ints | int = -1

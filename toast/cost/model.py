@@ -6,9 +6,9 @@ axes.
 
 ``overlap`` selects which collectives products hide, second for second: with ``"none"``, none; with
 ``"partial"`` (the default), those that the compiler runs in the background on this hardware, behind
-independent products (:mod:`toast.cost.overlap`); with ``"asynchronous"``, also all-gathers and
-reduce-scatters where only flags of the compiler put them there, which also turn off loops of
-products for scattered sums; with ``"full"``, all of them, which gives a lower bound.
+independent products (:mod:`toast.cost.overlap`).  Flags of the compiler put more there: all-gathers
+with ``"gathers"``, also sums with ``"asynchronous"``; both turn off loops of products for scattered
+sums.  With ``"full"``, products hide all collectives, which gives a lower bound.
 """
 
 from __future__ import annotations
@@ -58,9 +58,12 @@ from toast.records import uncached_copy
 from toast.space import Space, States
 
 #: Collectives that run beside products: none; those that the compiler runs in the background by
-#: default, beside independent products; also those that it may be told to; all, as far as there are
-#: products.
-Overlap = Literal["none", "partial", "asynchronous", "full"]
+#: default, beside independent products; all-gathers, or also sums, as flags tell it to; all, as far
+#: as there are products.
+Overlap = Literal["none", "partial", "gathers", "asynchronous", "full"]
+
+#: Collectives that flags for all-gathers put into the background.
+_GATHERS = ("all_gather", "collective_permute")
 
 #: Maximum number of threads for a batch, and the states times value classes that justify one.
 _THREADS = min(4, os.cpu_count() or 1)
@@ -113,7 +116,9 @@ class CostModel:
         ``ValueError`` for invalid terms.
         """
         if overlap not in typing.get_args(Overlap):
-            raise SearchError(f"overlap {overlap!r}: use none, partial, asynchronous or full")
+            raise SearchError(
+                f"overlap {overlap!r}: use none, partial, gathers, asynchronous or full"
+            )
         self.space = space
         self.overlap = overlap
         self.hardware = hardware
@@ -127,14 +132,14 @@ class CostModel:
             Collectives(each, space.mesh) for each in (hardware, hardware.as_compiled_for)
         )
         background = {
-            "none": (), "partial": hardware.background, "asynchronous": ASYNCHRONOUS,
-            "full": COLLECTIVES,
+            "none": (), "partial": hardware.background, "gathers": _GATHERS,
+            "asynchronous": (*ASYNCHRONOUS, "all_reduce"), "full": COLLECTIVES,
         }[overlap]  # fmt: skip
         sizes = space.axis_sizes.astype(np.float64)
-        # The flags for asynchronous collectives come with one that turns off loops of products.
+        # The flags for asynchronous gathers come with one that turns off loops of products.
         self.machine = Machine(
             hardware, collectives, estimated, sizes, frozenset(background),
-            parts_products=overlap not in ("asynchronous", "full"),
+            parts_products=overlap in ("none", "partial"),
         )  # fmt: skip
         #: Without overlap, loops have no use; with all of it, gathers take no time either.
         self.loops = local and overlap not in ("none", "full")

@@ -69,6 +69,8 @@ class Collectives:
             for kind in COLLECTIVES
         ]
         least = [[_pieces(lines) for lines in kind] for kind in self._groups]
+        #: The sides of the slice of a torus; empty for a switch, and for several slices.
+        self.sides = layout.sides
         most = max(len(pieces) for kind in least for pieces in kind)
         shape = len(COLLECTIVES), len(masks), most
         # A group's lines by size; each holds from its start to that of the next.
@@ -81,7 +83,10 @@ class Collectives:
             for mask in masks
         ])  # fmt: skip
         part = (self.devices - 1) / self.devices
-        self._sent: Floats = np.stack([part, 2 * part, part, part, np.ones(len(masks))])
+        gathered = part.copy()
+        if layout.gathers_by_sums:
+            gathered[-1] *= 2
+        self._sent: Floats = np.stack([gathered, 2 * part, part, part, np.ones(len(masks))])
         for k, kind in enumerate(least):
             for g, pieces in enumerate(kind):
                 for i, (start, line) in enumerate(pieces):
@@ -216,8 +221,27 @@ class _Slices:
             inner = Mesh(tuple(mesh.axes[n] for n in self._own), order)
             self._layout = lay_out(hardware.interconnect, inner)
 
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """The sides of a torus, without those of one device; empty for several slices."""
+        return () if self._layout is None or self._networks else self._layout.sides
+
+    @property
+    def gathers_by_sums(self) -> bool:
+        """Whether a gather over all devices is an all-reduce, with zeros for missing shards.
+
+        XLA for TPUs has no other on closed slices with three dimensions (compiled for v5p).
+        """
+        closed = self._hardware.interconnect.wraparound_from
+        return (
+            self._hardware.platform == "tpu" and len(self.sides) > 2
+            and all(side % closed == 0 for side in self.sides)
+        )  # fmt: skip
+
     def algorithms(self, kind: str, mask: tuple[bool, ...]) -> list[Algorithm]:
         """The algorithms of a collective on the axes in ``mask``."""
+        if kind == "all_gather" and all(mask) and self.gathers_by_sums:
+            kind = "all_reduce"
         inner = tuple(mask[n] for n in self._own)
         levels = [(net, self._sizes[n]) for net, n in self._networks if mask[n]]
         devices = math.prod(self._sizes[n] for n in self._own if mask[n])

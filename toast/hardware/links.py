@@ -64,6 +64,12 @@ class MeshOnLinks:
             ))  # fmt: skip
         return tuple(rings)
 
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """The sides of the slice of a torus, without those of one device; empty for a switch."""
+        lengths = (math.prod(s.devices for s in segments) for segments in self._dimensions)
+        return tuple(length for length in lengths if length > 1)
+
     def nodes(self, mask: Sequence[bool]) -> tuple[int, int]:
         """Devices per node, and nodes, of a group over the axes in ``mask`` on a switch.
 

@@ -40,6 +40,9 @@ _KEPT = (0.1, 0.4)
 #: reads it from memory: 0.12 to 0.26 in kernels that XLA compiled for v5e.
 _FETCHED = 0.18
 
+#: Bytes of an element that fills a lane.
+_WORD = 4
+
 
 class ProductWork(LocalTerm):
     """Matrix products and convolutions: a roofline of FLOPs, results and bytes.
@@ -355,13 +358,17 @@ def _of_last(layout: LocalLayout, held: Ints) -> Floats:
 
 
 class Writes(LocalTerm):
-    """Values that memory-bound kernels write.  Constants are written by kernels of one op."""
+    """Values that memory-bound kernels write.
+
+    Constants are written by kernels of one op; those of TPUs take as long for small elements.
+    """
 
     name, scope = "writes", Entity.VALUE_CLASS
 
     def seconds(self, layout: LocalLayout) -> Floats:
         values, hardware = layout.tables.values, layout.machine.hardware
-        share = np.where(values.constant, hardware.single_op_share, 1.0)
+        lanes = np.clip(values.element, 1, _WORD) / _WORD if hardware.lanes > 1 else 1.0
+        share = np.where(values.constant, hardware.single_op_share * lanes, 1.0)
         rate = hardware.memory_bytes_per_s * share
         size = layout.written_bytes * layout.moved_share
         size = size * access_share(hardware, values, layout.written_bytes)

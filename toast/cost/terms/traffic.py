@@ -97,7 +97,7 @@ class ExplicitSums(Sums):
                 continue
             if traffic.kind == SCATTER:
                 times = layout.tables.values.count.astype(np.float64)
-                whole = layout.summed_over_many & (layout.machine.hardware.platform == "tpu")
+                whole = layout.summed_over_slice
                 yield dataclasses.replace(traffic, times=times * ~whole)
                 if whole.any():
                     # The result is that of the reduce-scatter in the program.

@@ -355,7 +355,7 @@ class PlanFile(_Entry, frozen=True, kw_only=True):
         Meta(description="Odds with which the plan had to fit; null if its peak had to."),
     ] = None
     overlap: Annotated[
-        Literal["none", "partial", "asynchronous", "full"],
+        Literal["none", "partial", "gathers", "asynchronous", "full"],
         Meta(description="The collectives that overlap with matrix products."),
     ]
     resolution: Annotated[
