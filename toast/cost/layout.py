@@ -262,8 +262,8 @@ class Layout(LocalLayout):
     def whole(self) -> Bools:
         """``[S, C]`` whether XLA computes a scattered sum whole and then slices it.
 
-        It does so over all devices of some slices (:attr:`toast.cost.machine.Machine.summed_whole`),
-        but for products that run beside the transfer of their parts; for scatters, gathers and
+        It does so over all devices of some slices (``Machine.summed_whole``), but for products that
+        run beside the transfer of their parts; for scatters, gathers and
         grouped products if their sum is over more axes than it is scattered along; for grouped
         products that are scattered over more than two devices along their last dimension; for sums
         scattered along several dimensions; and for products whose parts are no whole tiles.
