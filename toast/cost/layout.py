@@ -30,6 +30,9 @@ UNROLLED = 4
 #: Devices up to which XLA makes a loop of such a product; over more, it has one kernel.
 _MOST_PARTS = 32
 
+#: Devices up to which XLA scatters the sums of gathers, scatters and grouped products.
+_FEW = 8
+
 #: A product is not computed in a loop of its parts if it takes less than this share of the transfer
 #: of its sums, by XLA's estimate.  Fitted: compiled programs have loops from shares of 0.37 on, and
 #: none up to 0.33.
@@ -263,18 +266,18 @@ class Layout(LocalLayout):
         """``[S, C]`` whether XLA computes a scattered sum whole and then slices it.
 
         It does so over all devices of some slices (``Machine.summed_whole``), but for products that
-        run beside the transfer of their parts; for scatters, gathers and
-        grouped products if their sum is over more axes than it is scattered along; for grouped
-        products that are scattered over more than two devices along their last dimension; for sums
-        scattered along several dimensions; and for products whose parts are no whole tiles.
+        run beside the transfer of their parts; for scatters, gathers and grouped products over many
+        devices, or if their sum is over more axes than it is scattered along; for grouped products
+        that are scattered over more than two devices along their last dimension; for sums scattered
+        along several dimensions; and for products whose parts are no whole tiles.
         """
         t, axes = self.tables, self.scattered
         if not axes.any():
             return np.zeros(axes.shape, dtype=bool)
         parts = self.devices[axes]
         whole = self._splits_tiles & (~self._may_be_parted | (parts == 2))
-        whole |= self.summed_over_slice & (~self._may_be_parted | t.values.summed_whole)
-        whole |= self.summed_at_once
+        whole |= self.summed_over_slice & ~self._may_be_parted | self.summed_at_once
+        whole |= t.values.summed_whole & ((parts > _FEW) | self.summed_over_slice)
         if t.values.grouped.any():
             last = axes_of(self.settled == t.values.rank[:, None] - 1)
             whole |= t.values.grouped & (axes & last > 0) & (parts > 2)

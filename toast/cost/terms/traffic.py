@@ -88,7 +88,7 @@ class Sums(Term):
 class ExplicitSums(Sums):
     """:class:`Sums` of a device-local program.
 
-    XLA for TPUs makes an all-reduce of a reduce-scatter over more than a few devices.
+    XLA for TPUs makes an all-reduce of a reduce-scatter over all devices of some slices.
     """
 
     def _traffic(self, layout: Layout, once: Bools, sums: Ints | Floats) -> Iterator[Traffic]:
