@@ -21,7 +21,7 @@ from toast.errors import PlanError
 from toast.hardware import Mesh, load
 from toast.models import build
 from toast.plan.shard import shardings_of
-from toast.program import Program, Shardings
+from toast.program import Program, Shardings, Spec
 
 #: XLA's CPU compiler has no pass that makes reduce-scatters: it all-reduces and slices.
 ON_CPU = {"reduce_scatter": "all_reduce"}
@@ -187,6 +187,36 @@ def test_reshards_are_reached_step_by_step() -> None:
     check = verify(program, shardings)
     assert check.equal
     assert {*kinds(check.collectives)} == {"all_to_all", "all_gather"}
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+def test_no_constraint_parts_a_product_and_its_transpose(reads: int) -> None:
+    """XLA multiplies into the transposed layout before it sums: nothing is copied into it later."""
+
+    def gradient(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        product = jnp.einsum("bd,bh->hd", x, y)
+        return (product.T, jnp.tanh(product))[:reads]
+
+    program = toast.analyze(gradient, f32(64, 16), f32(64, 32)).program
+    kinds_of_ops = [program.kind(op) for op in range(len(program.ops))]
+    product, transposed = (
+        program.ops[kinds_of_ops.index(kind)].results[0] for kind in ("dot_general", "transpose")
+    )
+    rows = (("b",), ())
+    values: dict[int, Spec] = dict.fromkeys(program.argument_values, rows)
+    values |= {product: ((), ("b",)), transposed: rows}
+    sums = {product: ((), ())}
+    results = (rows, ((), ()))[:reads]
+    shardings = Shardings(Mesh.parse("b=8"), values, {}, results, sums)
+    (line,) = (
+        line for line in str(annotate(program, shardings)).splitlines() if "dot_general" in line
+    )
+    name = line.split()[0]
+    parted = f"sdy.sharding_constraint {name} " in str(annotate(program, shardings))
+    assert parted == (reads > 1)
+    check = verify(program, shardings)
+    assert check.equal
+    assert "all_reduce" in kinds(check.collectives)
 
 
 def test_pytrees_keywords_and_donation() -> None:

@@ -13,6 +13,11 @@ XLA's partitioner expands products of groups of rows (``jax.lax.ragged_dot``): i
 rows with the matrix of each group.  These products are manual computations, in which a device runs
 XLA's kernel for its shards.
 
+XLA makes one product of a product and the transpose of its result, as in gradients of weights, but
+only if nothing is between them.  Otherwise it sums the result, and copies all that the optimizer
+combines with the transposed sum into its layout.  So the constraints of such a product are written
+after the transpose.
+
 Arrays of which a device accesses a single element pass an ``optimization_barrier``
 (:mod:`toast.apply.single_elements`).
 """
@@ -22,6 +27,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from jaxlib.mlir import ir
 
 from toast.apply.single_elements import single_elements
 from toast.cost.reshard_steps import (
@@ -82,6 +89,7 @@ def annotate(program: Program, shardings: Shardings) -> Any:
                 operands.append(shardings.uses.get((op, 0), shardings.of(program, value)))
             else:
                 results.append(shardings.of(program, program.ops[op].results[0]))
+    after_transpose: dict[Any, tuple[Spec, ...]] = {}
     for operation, values in copy.results:
         if program.values[values[0]].op in everywhere:
             continue
@@ -96,6 +104,12 @@ def annotate(program: Program, shardings: Shardings) -> Any:
             [*dict.fromkeys((parts, *_way(parts, spec, program.values[v].type.shape, sizes)))]
             for v, spec, parts in zip(values, specs, map(_scattered, computed, specs), strict=True)
         ]
+        if (before := after_transpose.pop(operation, ())) and len(ways) == 1:
+            ways = [[spec for spec, _ in itertools.groupby((*before, *ways[0]))]]
+        if signature.kind == "dot_general" and (transpose := _only_transpose(operation)):
+            order = ir.DenseI64ArrayAttr(transpose.attributes["permutation"])
+            after_transpose[transpose] = tuple(tuple(way[d] for d in order) for way in ways[0])
+            ways = [[]]
         writer.set_results(operation, ways, computed)
     writer.constrain_reshards()
     writer.run_callbacks_once()
@@ -117,6 +131,14 @@ def _way(
     steps = reshard_steps(before, after, crowded, exchanged_dimensions(before, after, sizes))
     between = (step.after for step, later in itertools.pairwise(steps) if later.kind != "slice")
     return (*(spec for spec in between if RESTORED not in str(spec)), after)
+
+
+def _only_transpose(operation: Any) -> Any | None:
+    """The transpose beside an op with one result that is the only op to use the result."""
+    users = [use.owner.operation for use in operation.results[0].uses]
+    if len(users) == 1 and users[0].name == "stablehlo.transpose":
+        return users[0].opview if users[0].block == operation.operation.block else None
+    return None
 
 
 def _scattered(computed: Spec, stored: Spec) -> Spec:

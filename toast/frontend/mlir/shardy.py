@@ -175,8 +175,8 @@ class ShardyWriter:
         For Shardy, ``computed`` is the op's attribute: the shardings in which the op computes its
         results.  For XLA, ``ways`` are constraints after the op, because XLA drops the attribute
         before its partitioner runs: the shardings on the way to the one in which each result is
-        stored, the last of them.  Loops and branches have no attribute: XLA removes some of their
-        results, and would fail on it.
+        stored, the last of them.  A result with an empty way has no constraint.  Loops and branches
+        have no attribute: XLA removes some of their results, and would fail on it.
         """
         if operation.name in CONSTRAINTS:
             with self._context:
@@ -193,7 +193,7 @@ class ShardyWriter:
                 return
             after = ir.InsertionPoint.after(operation)
             for result, way, tensor in zip(operation.results, ways, tensors, strict=True):
-                if tensor and way[-1]:
+                if tensor and way and way[-1]:
                     first = last = sdy.ShardingConstraintOp(
                         result, self._sharding(way[0]), ip=after
                     )
