@@ -233,3 +233,11 @@ def test_costs_are_cached(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatc
     assert rule.runs_whole
     assert KernelCost("bytes", 128.0, (0,), 0) in rule.costs
     assert KernelCost("workspace", 1024.0, ()) in rule.costs
+
+
+@pytest.mark.parametrize(("hardware", "share"), [("tpu-v5e", 2.0), ("h100", 1.0)])
+def test_small_elements_fill_a_lane(hardware: str, share: float) -> None:
+    """A TPU writes zeros of bf16 as slowly as those of as many float32 elements."""
+    described = load(hardware)
+    wide, small = described.fill_bytes_per_s(np.array([4.0, 2.0]))
+    assert wide / small == share

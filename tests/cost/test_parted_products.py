@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import toast
@@ -16,7 +18,7 @@ from toast.cost.terms import Term
 from toast.cost.terms.buffers import PartedOperands
 from toast.cost.terms.kernels import PartedProducts
 from toast.evaluation.optimum import random_legal
-from toast.hardware import Collectives, Mesh, load
+from toast.hardware import COLLECTIVES, Collectives, Mesh, load
 from toast.space import Space, States
 
 NAME = PartedProducts.name
@@ -133,7 +135,8 @@ def test_the_operand_of_a_loop_is_in_memory(devices: int, stored: bool) -> None:
         gradient, other = jax.grad(loss, (0, 1))(down, up)
         return down - 0.1 * gradient, up - 0.1 * other
 
-    shapes = (jax.ShapeDtypeStruct(s, "bfloat16") for s in ((1024, 256), (256, 1024), (65536, 256)))
+    sizes = ((1024, 256), (256, 1024), (1 << 20, 256))
+    shapes = (jax.ShapeDtypeStruct(size, "bfloat16") for size in sizes)
     analysis = toast.analyze(step, *shapes, donate=(0, 1), platform="tpu")
     space = Space(analysis, Mesh.parse(f"d={devices}"), min_dimensions=0)
     state = space.initial
@@ -190,13 +193,83 @@ def test_sums_over_all_devices_of_some_slices_are_whole(
     assert bool(layout.whole[here].all()) == whole
 
 
-def test_gathers_over_a_closed_slice_with_three_dimensions_are_sums() -> None:
+@pytest.mark.parametrize(("mesh", "axes", "whole"), [
+    ("slice=2,d=64", "d", True),  # 8 x 8
+    ("slice=2,d=32", "d", False),  # 4 x 8
+    ("slice=2,d=32", ["slice", "d"], True),
+    ("slice=2,d=64", ["slice"], False),
+])  # fmt: skip
+def test_slices_sum_whole_as_one_does(mesh: str, axes: Sequence[str], whole: bool) -> None:
+    """By programs that XLA compiled for two slices of v6e; over all of both, it always does."""
+    links = Collectives(load("tpu-v6e"), Mesh.parse(mesh))
+    group = sum(1 << links.mesh.names.index(axis) for axis in axes)
+    assert bool(links.scatters_by_sums[group]) == whole
+
+
+def sums_of(counts: npt.NDArray[np.float64]) -> set[str]:
+    """The kinds of sums over devices that occur, by the counts of all collectives."""
+    kinds = {kind for kind, count in zip(COLLECTIVES, counts, strict=True) if count}
+    return kinds & {"all_reduce", "reduce_scatter"}
+
+
+def test_device_local_sums_over_a_whole_slice_are_all_reduces() -> None:
+    """XLA for v6e scatters over 4 x 8 devices, but not over 8 x 8."""
+    for devices, kind in ((32, "reduce_scatter"), (64, "all_reduce")):
+        model = model_of(f"d={devices}", "local", "tpu-v6e")
+        counts = model.price(scattered(model, "d")[None]).collective_count[0]
+        assert sums_of(counts) == {kind}
+
+
+@pytest.mark.parametrize(("hardware", "depth"), [("tpu-v5e", 32768), ("tpu-v6e", 65536)])
+def test_loops_are_compared_with_the_sums_that_xla_would_run(hardware: str, depth: int) -> None:
+    """Over all devices of a 4 x 4 slice, those are all-reduces, twice as long as the scatters."""
+    shapes = (jax.ShapeDtypeStruct(s, "bfloat16") for s in ((4096, depth), (depth, 4096)))
+    analysis = toast.analyze(
+        lambda x, y: x @ y, *shapes, platform="tpu", lowering="local", cache=False
+    )
+    space = Space(analysis, Mesh.parse("d=16"), min_dimensions=0)
+    state = space.apply(space.initial, action(space, "x", 1, "d")).copy()
+    state[space.classes.of_op[-1], 0] = 0  # scattered, as the caller wants it
+    assert CostModel(space, load(hardware)).layout(state[None]).looped_sums.some
+
+
+@pytest.mark.parametrize(("devices", "kind"), [(32, "reduce_scatter"), (64, "all_reduce")])
+def test_scattered_sums_of_regions_are_all_reduces_over_a_whole_slice(
+    devices: int, kind: str
+) -> None:
+    auto = jax.sharding.AxisType.Auto
+    mesh = jax.sharding.AbstractMesh((devices,), ("d",), axis_types=(auto,))
+    spec = jax.sharding.PartitionSpec
+    region = jax.shard_map(
+        lambda x: jax.lax.psum_scatter(jnp.sin(x), "d", tiled=True),
+        mesh=mesh, in_specs=spec(None, "d"), out_specs=spec("d"),
+    )  # fmt: skip
+    shape = jax.ShapeDtypeStruct((8192, 2048 * devices), "float32")
+    analysis = toast.analyze(region, shape, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse(f"d={devices}"), min_dimensions=0)
+    counts = CostModel(space, load("tpu-v6e")).price(space.initial[None]).collective_count[0]
+    assert sums_of(counts) == {kind}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axes", "summed"),
+    [("d=64", "d", True), ("a=16,b=4", "a", False), ("d=16", "d", False)],
+)
+def test_gathers_over_a_closed_slice_with_three_dimensions_are_sums(
+    mesh: str, axes: str, summed: bool
+) -> None:
     """XLA for v5p puts the shards into zeros, and sums: in compiled programs for 64 devices."""
-    size, hardware = 1e9, load("tpu-v5p")
-    for mesh, axes, factor in (("d=64", "d", 2), ("a=16,b=4", "a", 1), ("d=16", "d", 1)):
-        collectives = Collectives(hardware, Mesh.parse(mesh))
-        gather, scatter = (
-            collectives.cheapest(kind, size, axes).seconds(size)
-            for kind in ("all_gather", "reduce_scatter")
-        )
-        assert gather == pytest.approx(factor * scatter)
+    shapes = (jax.ShapeDtypeStruct(s, "bfloat16") for s in ((65536, 4096), (4096, 16384)))
+    analysis = toast.analyze(lambda x, w: x @ w, *shapes, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse(mesh), min_dimensions=0)
+    state = space.initial
+    for argument in ("x", "w"):
+        state = space.apply(state, action(space, argument, 0, axes))
+    model = CostModel(space, load("tpu-v5p"))
+    counts = model.price(state[None]).collective_count[0]
+    kind = "all_reduce" if summed else "all_gather"
+    assert {k for k, n in zip(COLLECTIVES, counts, strict=True) if n} == {kind}
+    assert {kind for kind, _, _ in model.reshards(state)} == {"all_gather"}  # in the program
+    filled = break_down(model, state).term_seconds.get("copies of gathers")
+    zeros = 4096 * 16384 * 4 / model.hardware.memory_bytes_per_s / model.hardware.single_op_share
+    assert (0.0 if filled is None else filled.sum()) == pytest.approx(zeros if summed else 0.0)

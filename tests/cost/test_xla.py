@@ -123,6 +123,17 @@ def test_scatters_over_many_devices_are_summed_whole(devices: int) -> None:
     assert found.get("all_reduce", 0) >= (devices > 8)
 
 
+@pytest.mark.parametrize(("hardware", "whole"), [("tpu-v5e", False), ("tpu-v5p", True)])
+def test_scatters_are_summed_whole_over_all_devices_of_some_slices(
+    hardware: str, whole: bool
+) -> None:
+    """Over 2 x 2 x 2 devices, but not over 2 x 4."""
+    model, state = sharded_table(8)
+    found = counts(CostModel(model.space, load(hardware)), state)
+    assert bool(found.get("all_reduce", 0)) == whole
+    assert bool(found.get("reduce_scatter", 0)) != whole
+
+
 def test_a_scatter_is_summed_over_all_axes_at_once() -> None:
     """If its sum is scattered along some of them."""
     model, state = sharded_table(4, "m")

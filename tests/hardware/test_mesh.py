@@ -149,14 +149,14 @@ def on(name: str, mesh: str) -> Collectives:
 
 
 def links(name: str, mesh: str) -> list[float]:
-    """Links of the torus that the devices of each axis have for a reduce-scatter.
+    """Links of the torus that the devices of each axis have for an all-gather.
 
     On rings of even size, the time is that of all bytes; on open lines, of those of the others.
     """
     costs, rate = on(name, mesh), load(name).interconnect.bandwidth_bytes_per_s
     used = []
     for axis, size in costs.mesh.axes:
-        algorithm = costs.cheapest("reduce_scatter", 1e12, [axis])
+        algorithm = costs.cheapest("all_gather", 1e12, [axis])
         whole = algorithm.name == "bidirectional ring" and size % 2 == 0
         moved = 1 if whole else (size - 1) / size
         used.append(moved / algorithm.seconds_per_byte / rate)

@@ -109,8 +109,8 @@ OverlapOption = Annotated[
     typer.Option(
         "--overlap",
         help="Collectives that overlap with independent matrix products: none; partial, those that "
-        "the compiler runs in the background by default; gathers, all-gathers, as with its flags; "
-        "asynchronous, also sums, as with more flags; full, all.",
+        "the compiler runs in the background by default; gathers, also all-gathers, as with its "
+        "flags for them; asynchronous, also sums, as with its flags for those; full, all.",
     ),
 ]
 

@@ -232,7 +232,7 @@ class _SumsOfState:
         return self._seconds[key]
 
     def _seconds_of_class(self, number: int, axes: int) -> float:
-        layout, links = self._layout, self._layout.machine.collectives
+        layout, machine = self._layout, self._layout.machine
         size, scattered = layout.value_bytes[0, number], axes & int(layout.settled_axes[0, number])
         seconds = 0.0
         for kind, some, of in (
@@ -240,7 +240,7 @@ class _SumsOfState:
             (REDUCE, axes & ~scattered, size),
         ):
             if some:
-                seconds += float(links.seconds(kind, np.array([of]), np.array([some]))[0])
+                seconds += float(machine.run_seconds(kind, np.array([of]), np.array([some]))[0])
         return seconds
 
     def alike(self, before: dict[int, _Options], uses: dict[int, int], result: int) -> bool:

@@ -265,11 +265,12 @@ class Layout(LocalLayout):
     def whole(self) -> Bools:
         """``[S, C]`` whether XLA computes a scattered sum whole and then slices it.
 
-        It does so over all devices of some slices (``Machine.summed_whole``), but for products that
-        run beside the transfer of their parts; for scatters, gathers and grouped products over many
-        devices, or if their sum is over more axes than it is scattered along; for grouped products
-        that are scattered over more than two devices along their last dimension; for sums scattered
-        along several dimensions; and for products whose parts are no whole tiles.
+        It does so over all devices of some slices (``Collectives.scatters_by_sums``), but for
+        products that run beside the transfer of their parts; for scatters, gathers and grouped
+        products over many devices, or if their sum is over more axes than it is scattered along;
+        for grouped products that are scattered over more than two devices along their last
+        dimension; for sums scattered along several dimensions; and for products whose parts are no
+        whole tiles.
         """
         t, axes = self.tables, self.scattered
         if not axes.any():
@@ -332,7 +333,7 @@ class Layout(LocalLayout):
     @functools.cached_property
     def summed_over_slice(self) -> Bools:
         """``[S, C]`` whether a scattered sum is over all devices of a slice that sums whole."""
-        return np.asarray(self.machine.summed_whole[self.scattered])
+        return np.asarray(self.machine.run_as_sums(SCATTER)[self.scattered])
 
     @functools.cached_property
     def _may_be_parted(self) -> Bools:
@@ -397,7 +398,7 @@ class Layout(LocalLayout):
         return faster_loops(shape, self.machine, LoopCandidates(
             state, use, group,
             size=size / self.devices[self.before_axes[state, use]],
-            seconds=self.machine.collectives.seconds(
+            seconds=self.machine.run_seconds(
                 GATHER, size / self.devices[self.used_axes[state, use]], group
             ),
             product=self._product_seconds(state, op_class),
@@ -420,7 +421,7 @@ class Layout(LocalLayout):
         devices = self.devices[group]
         return faster_loops(shape, self.machine, LoopCandidates(
             state, value, group, size,
-            seconds=self.machine.collectives.seconds(SCATTER, size * devices, group),
+            seconds=self.machine.run_seconds(SCATTER, size * devices, group),
             product=self._product_seconds(state, t.slots.op_class[t.values.slot[value]]),
             independent=self._beside(SCATTER, t.values.independent_s[value]),
             accessed=ADDED * (devices - 1) * size,

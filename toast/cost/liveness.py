@@ -299,6 +299,9 @@ def liveness(
     for result, alias in zip(program.result_values, program.aliases, strict=True):
         if alias < 0:
             end[result] = last
+            if lanes > 1:  # XLA for TPUs keeps results apart from temporaries
+                start[result] = 0
+                in_place[result] = False
     _share_loop_buffers(program, kind_of_op, aliased)
     if copied is not None:
         aliased &= ~copied

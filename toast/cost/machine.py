@@ -8,6 +8,7 @@ import itertools
 
 import numpy as np
 
+from toast.cost.axis_sets import GATHER, REDUCE, SCATTER, Axes
 from toast.cost.entities import Bools, Dims, Floats, Ints
 from toast.cost.tables import Tables
 from toast.hardware import Collectives, Hardware
@@ -15,15 +16,12 @@ from toast.hardware import Collectives, Hardware
 #: Rows of the tiles in which devices with lanes keep arrays, and bytes of an element of a lane.
 _ROWS, _WORD = 8, 4
 
-#: Square slices of at most as many devices on a side scatter sums over all of them.
-_LEAST_SQUARE = 2
-
 #: Values smaller than this fraction of all memory do not affect the peak.
 NEGLIGIBLE = 1e-6
 
-#: XLA keeps small temporaries in fast memory: up to half of it, and at most a fifth of those in use
-#: when memory peaks.  Fitted to the peaks of programs that XLA compiled.
-_FAST_ROOM, _FAST_SHARE = 0.5, 0.2
+#: XLA keeps small temporaries in fast memory: up to half of it, and of few, almost all.  Fitted to
+#: the peaks of programs that XLA compiled.
+_FAST_ROOM, _FAST_SHARE = 0.5, 0.9
 
 #: Maximum number of shardings of a value that are enumerated.
 _SPLITS = 2048
@@ -41,25 +39,32 @@ class Machine:
     axis_sizes: Floats  # [A] devices along each axis
     background: frozenset[str]  # collectives beside which products run
     parts_products: bool = True  # XLA for TPUs makes loops of products whose sums are scattered
+    #: The part of the memory beside arguments that has results: they are not in fast memory.
+    part_of_results: float = 0.0
 
     @functools.cached_property
     def devices(self) -> Floats:
         """``[2 ** A]`` devices on each set of axes."""
         return self.collectives.devices.astype(np.float64)
 
-    @functools.cached_property
-    def summed_whole(self) -> Bools:
-        """``[2 ** A]`` sets of axes over which XLA for TPUs sums whole, and then slices.
+    def run_seconds(self, kind: int, size: Floats, group: Axes | Ints) -> Floats:
+        """Seconds of collectives that a program states, as XLA runs them.
 
-        These are all axes of a square slice of at least 4 x 4 devices, or of one with three
-        dimensions (compiled for v5e, v6e and v5p: 4 to 256 devices).
+        The arguments are those of :meth:`toast.hardware.Collectives.seconds`.
         """
-        alone = np.zeros(len(self.devices), dtype=bool)
-        sides = self.collectives.sides
-        square = len(set(sides)) == 1 and min(sides, default=0) > _LEAST_SQUARE
-        if self.hardware.platform == "tpu" and (len(sides) > 2 or (len(sides) == 2 and square)):
-            alone[-1] = True
-        return alone
+        seconds = self.collectives.seconds(kind, size, group)
+        summed = self.run_as_sums(kind)[group]
+        if not summed.any():
+            return seconds
+        return np.where(summed, self.collectives.seconds(REDUCE, size, group), seconds)
+
+    def run_as_sums(self, kind: int) -> Bools:
+        """``[2 ** A]`` the groups on which XLA runs an all-reduce in place of a collective."""
+        if kind == GATHER:
+            return self.collectives.gathers_by_sums
+        if kind == SCATTER:
+            return self.collectives.scatters_by_sums
+        return np.zeros(len(self.devices), dtype=bool)
 
     def lane_padding(
         self, sizes: Ints, rank: Ints, element: Floats, dims: Dims, headed: Ints | int = -1
@@ -141,7 +146,7 @@ class Machine:
     def fast_memory(self) -> tuple[float, float]:
         """The share of temporaries that are in fast memory instead, and their most bytes."""
         room = _FAST_ROOM * self.hardware.products.fast_bytes
-        return (_FAST_SHARE, room) if room else (0.0, 0.0)
+        return (_FAST_SHARE * (1.0 - self.part_of_results), room) if room else (0.0, 0.0)
 
     def in_memory(self, temporaries: Floats) -> Floats:
         """The bytes of ``temporaries``, those at one moment, that are not in fast memory."""

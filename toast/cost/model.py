@@ -7,8 +7,8 @@ axes.
 ``overlap`` selects which collectives products hide, second for second: with ``"none"``, none; with
 ``"partial"`` (the default), those that the compiler runs in the background on this hardware, behind
 independent products (:mod:`toast.cost.overlap`).  Flags of the compiler put more there: all-gathers
-with ``"gathers"``, also sums with ``"asynchronous"``; both turn off loops of products for scattered
-sums.  With ``"full"``, products hide all collectives, which gives a lower bound.
+with ``"gathers"``, also sums with ``"asynchronous"``.  With ``"full"``, products hide all
+collectives.  In these three modes, scattered sums of products are not computed in loops.
 """
 
 from __future__ import annotations
@@ -132,11 +132,13 @@ class CostModel:
             Collectives(each, space.mesh) for each in (hardware, hardware.as_compiled_for)
         )
         background = {
-            "none": (), "partial": hardware.background, "gathers": _GATHERS,
-            "asynchronous": (*ASYNCHRONOUS, "all_reduce"), "full": COLLECTIVES,
+            "none": (), "partial": hardware.background,
+            "gathers": (*hardware.background, *_GATHERS),
+            "asynchronous": (*hardware.background, *ASYNCHRONOUS, "all_reduce"),
+            "full": COLLECTIVES,
         }[overlap]  # fmt: skip
         sizes = space.axis_sizes.astype(np.float64)
-        # The flags for asynchronous gathers come with one that turns off loops of products.
+        # Recipes with such flags turn off loops of products, or have too many devices for them.
         self.machine = Machine(
             hardware, collectives, estimated, sizes, frozenset(background),
             parts_products=overlap in ("none", "partial"),
@@ -152,6 +154,7 @@ class CostModel:
         else:
             tables = self._gathered(space, keep=keep)
         self.tables: Tables = self.machine.tables(tables, *stated_collectives(space, tables))
+        self.machine = dataclasses.replace(self.machine, part_of_results=self._part_of_results())
         first = self.price(space.unsharded[None])
         self.initial_seconds = float(first.seconds[0])
         self.initial_peak = float(first.peak_bytes[0])
@@ -178,6 +181,21 @@ class CostModel:
             partitioned=self.partitioned,
             delays=hardware.lanes > 1 and "all_gather" in hardware.background,
         )
+
+    def _part_of_results(self) -> float:
+        """Results that overwrite no argument, over all memory beside arguments, unsharded."""
+        program = self.space.analysis.program
+        new = {
+            value for value, alias in zip(program.result_values, program.aliases, strict=True)
+            if alias < 0
+        }  # fmt: skip
+        size = sum(program.value_bytes[v] for v in new - {*program.argument_values})
+        most = float(highest(self._growth(self.layout(self.space.unsharded[None])))[0])
+        return min(size / most, 1.0) if most else 0.0
+
+    def _growth(self, layout: Layout) -> Floats:
+        """``[S, moments]`` how the memory beside arguments grows from one moment to the next."""
+        return np.asarray(self.tables.growth @ np.ascontiguousarray(self.columns(layout).T)).T
 
     def of_program(self, space: Space) -> CostModel:
         """Prices of the states of another program on the same mesh, relative to this one."""
@@ -245,7 +263,7 @@ class CostModel:
                 )
         hidden = self.hidden(parts[StepPart.PRODUCTS], seconds.sum(axis=1), asked)
         arguments = self.resident(layout)
-        growth = np.asarray(self.tables.growth @ np.ascontiguousarray(self.columns(layout).T)).T
+        growth = self._growth(layout)
         busy, waiting = self.step_seconds(parts, seconds.sum(axis=1), hidden)
         return Prices(
             seconds=busy + waiting,

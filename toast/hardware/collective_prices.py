@@ -23,6 +23,10 @@ from toast.hardware.mesh import Mesh
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: Square slices of at most as many devices on a side scatter sums over all of them.
+_LARGEST_SCATTERING_SQUARE = 2
 
 #: Collectives by their names in StableHLO.  Bytes are counted as in ``nccl-tests``: those of the
 #: gathered result for an all-gather, of the operand for a reduce-scatter, of the data that one
@@ -63,14 +67,14 @@ class Collectives:
         #: The bit of each axis in the number of a group; 0 for axes that are left out.
         self._bit = {**dict.fromkeys(names, 0), **{a: 1 << i for i, a in enumerate(mesh.names)}}
         layout = _Slices(hardware, mesh)
-        masks = list(itertools.product((False, True), repeat=len(mesh.axes)))
-        self._groups = [
-            [layout.algorithms(kind, tuple(reversed(mask))) for mask in masks]
-            for kind in COLLECTIVES
-        ]
+        # Bit ``a`` of a group's number is axis ``a``.
+        masks = [mask[::-1] for mask in itertools.product((False, True), repeat=len(mesh.axes))]
+        self._groups = [[layout.algorithms(kind, mask) for mask in masks] for kind in COLLECTIVES]
         least = [[_pieces(lines) for lines in kind] for kind in self._groups]
-        #: The sides of the slice of a torus; empty for a switch, and for several slices.
-        self.sides = layout.sides
+        #: ``[groups]`` those over which XLA for TPUs sums whole, and slices, to scatter a sum.
+        self.scatters_by_sums: Bools = np.array([layout.scatters_by_sums(mask) for mask in masks])
+        #: ``[groups]`` those over which it adds shards with zeros around them, to gather.
+        self.gathers_by_sums: Bools = np.array([layout.gathers_by_sums(mask) for mask in masks])
         most = max(len(pieces) for kind in least for pieces in kind)
         shape = len(COLLECTIVES), len(masks), most
         # A group's lines by size; each holds from its start to that of the next.
@@ -79,14 +83,11 @@ class Collectives:
         self._slope: Floats = np.zeros(shape)
         #: Devices on each group of axes.
         self.devices: Ints = np.array([
-            math.prod(n for n, here in zip(mesh.sizes, reversed(mask), strict=True) if here)
+            math.prod(n for n, here in zip(mesh.sizes, mask, strict=True) if here)
             for mask in masks
         ])  # fmt: skip
         part = (self.devices - 1) / self.devices
-        gathered = part.copy()
-        if layout.gathers_by_sums:
-            gathered[-1] *= 2
-        self._sent: Floats = np.stack([gathered, 2 * part, part, part, np.ones(len(masks))])
+        self._sent: Floats = np.stack([part, 2 * part, part, part, np.ones(len(masks))])
         for k, kind in enumerate(least):
             for g, pieces in enumerate(kind):
                 for i, (start, line) in enumerate(pieces):
@@ -221,27 +222,41 @@ class _Slices:
             inner = Mesh(tuple(mesh.axes[n] for n in self._own), order)
             self._layout = lay_out(hardware.interconnect, inner)
 
-    @property
-    def sides(self) -> tuple[int, ...]:
-        """The sides of a torus, without those of one device; empty for several slices."""
-        return () if self._layout is None or self._networks else self._layout.sides
+    def scatters_by_sums(self, mask: tuple[bool, ...]) -> bool:
+        """Whether XLA for TPUs sums whole over the axes in ``mask``, and slices, to scatter a sum.
 
-    @property
-    def gathers_by_sums(self) -> bool:
-        """Whether a gather over all devices is an all-reduce, with zeros for missing shards.
-
-        XLA for TPUs has no other on closed slices with three dimensions (compiled for v5p).
+        It does so over all devices of a square slice of at least 4 x 4, or of a slice with three
+        dimensions: compiled for v5e and v6e (4 to 256 devices, 8x8 also for two slices), v4 and v5p
+        (up to 128), and assumed for other squares.  It also does so over all devices of two slices.
         """
+        if self._hardware.platform != "tpu" or not all(mask[n] for n in self._own):
+            return False
+        if any(mask[n] for _, n in self._networks):
+            return all(mask) and bool(self._own)
+        sides = self._sides
+        square = len(set(sides)) == 1 and min(sides) > _LARGEST_SCATTERING_SQUARE
+        return len(sides) > 2 or (len(sides) == 2 and square)
+
+    def gathers_by_sums(self, mask: tuple[bool, ...]) -> bool:
+        """Whether a gather over the axes in ``mask`` is a sum of shards with zeros around them.
+
+        XLA for TPUs has no other over all devices of a closed slice with three dimensions (compiled
+        for v5p).
+        """
+        inside = all(mask[n] for n in self._own) and not any(mask[n] for _, n in self._networks)
         closed = self._hardware.interconnect.wraparound_from
         return (
-            self._hardware.platform == "tpu" and len(self.sides) > 2
-            and all(side % closed == 0 for side in self.sides)
+            self._hardware.platform == "tpu" and inside and len(self._sides) > 2
+            and all(side % closed == 0 for side in self._sides)
         )  # fmt: skip
+
+    @property
+    def _sides(self) -> tuple[int, ...]:
+        """The sides of a slice, without those of one device; empty for a switch."""
+        return () if self._layout is None else self._layout.sides
 
     def algorithms(self, kind: str, mask: tuple[bool, ...]) -> list[Algorithm]:
         """The algorithms of a collective on the axes in ``mask``."""
-        if kind == "all_gather" and all(mask) and self.gathers_by_sums:
-            kind = "all_reduce"
         inner = tuple(mask[n] for n in self._own)
         levels = [(net, self._sizes[n]) for net, n in self._networks if mask[n]]
         devices = math.prod(self._sizes[n] for n in self._own if mask[n])

@@ -7,7 +7,15 @@ import math
 from collections.abc import Mapping
 from typing import Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 from toast.hardware.product_prices import ProductPrices
+
+Floats = npt.NDArray[np.float64]
+
+#: Bytes of an element that fills a lane of a TPU.
+_LANE_BYTES = 4
 
 #: The latency of a hop in the estimates of XLA's partitioner; its scheduler has none.
 _HOP_S = 1e-6
@@ -114,7 +122,8 @@ class Protocol:
 
 
 Asynchronous = Literal["all_gather", "collective_permute", "reduce_scatter"]
-#: Collectives that XLA can run in the background: it waits for all-reduces and all-to-alls.
+#: Collectives that XLA runs in the background on some hardware by default.  It waits for
+#: all-to-alls, and for all-reduces, unless flags say otherwise.
 ASYNCHRONOUS: tuple[Asynchronous, ...] = get_args(Asynchronous)
 
 
@@ -213,6 +222,15 @@ class Hardware:
     def vector_bytes(self) -> float:
         """Bytes of memory traffic that take as long as the vector unit takes for one element."""
         return self.memory_bytes_per_s / self.vector_elements_per_s
+
+    def fill_bytes_per_s(self, element_bytes: Floats) -> Floats:
+        """The rate at which constants are written, for elements of some bytes.
+
+        A TPU takes as long for small elements as for those that fill a lane.
+        """
+        lane = _LANE_BYTES if self.lanes > 1 else 1
+        filled = np.clip(element_bytes, 1, lane) / lane
+        return np.asarray(self.memory_bytes_per_s * self.single_op_share * filled)
 
     @property
     def relayout_bytes(self) -> float:

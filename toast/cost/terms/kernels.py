@@ -40,9 +40,6 @@ _KEPT = (0.1, 0.4)
 #: reads it from memory: 0.12 to 0.26 in kernels that XLA compiled for v5e.
 _FETCHED = 0.18
 
-#: Bytes of an element that fills a lane.
-_WORD = 4
-
 
 class ProductWork(LocalTerm):
     """Matrix products and convolutions: a roofline of FLOPs, results and bytes.
@@ -367,9 +364,8 @@ class Writes(LocalTerm):
 
     def seconds(self, layout: LocalLayout) -> Floats:
         values, hardware = layout.tables.values, layout.machine.hardware
-        lanes = np.clip(values.element, 1, _WORD) / _WORD if hardware.lanes > 1 else 1.0
-        share = np.where(values.constant, hardware.single_op_share * lanes, 1.0)
-        rate = hardware.memory_bytes_per_s * share
+        filling = hardware.fill_bytes_per_s(values.element)
+        rate = np.where(values.constant, filling, hardware.memory_bytes_per_s)
         size = layout.written_bytes * layout.moved_share
         size = size * access_share(hardware, values, layout.written_bytes)
         return np.asarray(size * (values.written * values.count / rate))

@@ -49,7 +49,7 @@ class Sums(Term):
         if gathered.any():
             axes = gathered * reduced
             every = size * layout.devices[axes]
-            yield Traffic(self, layout, GATHER, axes, every, every, times)
+            yield from _as_run(Traffic(self, layout, GATHER, axes, every, every, times))
             reduced = ~gathered * reduced
         if scattered.any():
             joint = joint_share(layout, scattered, scattered=True)
@@ -97,13 +97,7 @@ class ExplicitSums(Sums):
                 continue
             if traffic.kind == SCATTER:
                 times = layout.tables.values.count.astype(np.float64)
-                whole = layout.summed_over_slice
-                yield dataclasses.replace(traffic, times=times * ~whole)
-                if whole.any():
-                    # The result is that of the reduce-scatter in the program.
-                    yield dataclasses.replace(
-                        traffic, kind=REDUCE, times=times * whole, stated=SCATTER
-                    )
+                yield from _as_run(dataclasses.replace(traffic, times=times))
             elif traffic.kind == REDUCE and layout.tables.joint_sums.smaller.any():
                 share, merged = _later_sums(layout)
                 yield dataclasses.replace(
@@ -180,6 +174,18 @@ def _sent_in_parts(layout: Layout) -> Floats:
     return share
 
 
+def _as_run(traffic: Traffic) -> Iterator[Traffic]:
+    """Collectives that a program states, as XLA runs them: on some groups, as all-reduces."""
+    here = traffic.layout.machine.run_as_sums(traffic.kind)[traffic.axes]
+    if not here.any():
+        yield traffic
+        return
+    yield dataclasses.replace(traffic, axes=np.where(here, np.uint8(0), traffic.axes))
+    yield dataclasses.replace(
+        traffic, axes=np.where(here, traffic.axes, np.uint8(0)), kind=REDUCE, stated=traffic.kind
+    )
+
+
 class Reshards(Term):
     """Uses with another sharding than the definition: all-to-alls and all-gathers."""
 
@@ -195,14 +201,15 @@ class Reshards(Term):
             yield _resharding(self, layout, ALL_TO_ALL, exchange, local, layout.use_bytes)
         if gather.any():
             size = local * layout.devices[gather]
-            yield _resharding(self, layout, GATHER, gather, size, layout.use_bytes)
+            yield from _as_run(_resharding(self, layout, GATHER, gather, size, layout.use_bytes))
         if len(layout.traded[0]):
             values = layout.tables.uses.value
             way = layout.routes(layout.before, layout.used, layout.traded, values, ordered=False)
             for kind in (ALL_TO_ALL, GATHER):
                 for axes, size in _steps(layout, way, kind, layout.traded, values):
-                    yield _resharding(
-                        self, layout, kind, axes, size * layout.tables.uses.share, layout.use_bytes
+                    size = size * layout.tables.uses.share
+                    yield from _as_run(
+                        _resharding(self, layout, kind, axes, size, layout.use_bytes)
                     )
 
 
@@ -216,6 +223,8 @@ class GatherCopies(Term):
     If the last dimension is gathered, and shards are not whole tiles, that dimension leads in the
     result.  Products read either layout, but lookups need rows, so that the table is transposed.
     In fast memory, this takes no time.
+
+    A gather that is a sum of shards begins with one that is filled with zeros.
     """
 
     name, scope = "copies of gathers", Entity.USE_CLASS
@@ -254,6 +263,10 @@ class GatherCopies(Term):
         apart &= 2 * layout.use_bytes[state, use] > hardware.products.fast_bytes
         transposed = elements * hardware.relayout_bytes / hardware.memory_bytes_per_s
         seconds[state, use] += apart * uses.lookup[use] * uses.count[use] * transposed
+        summed = layout.machine.run_as_sums(GATHER)[gather[state, use]]
+        filled = layout.use_bytes[state, use] * uses.count[use] * summed
+        rate = hardware.fill_bytes_per_s(values.element[uses.value[use]])
+        seconds[state, use] += filled / rate
         return seconds
 
 
@@ -427,7 +440,7 @@ class RegionCollectives(Term):
             if kind == SCATTER:  # priced by its operand
                 size = size * layout.devices[axes]
             times = values.count.astype(np.float64)
-            yield Traffic(self, layout, kind, axes, size, layout.value_bytes, times)
+            yield from _as_run(Traffic(self, layout, kind, axes, size, layout.value_bytes, times))
 
 
 class ConditionGathers(Term):
@@ -443,7 +456,7 @@ class ConditionGathers(Term):
         if reads.any():
             axes = np.where(reads > 0, layout.settled_axes, np.uint8(0))
             size = np.broadcast_to(layout.tables.values.bytes, axes.shape)
-            yield Traffic(self, layout, GATHER, axes, size, size, reads)
+            yield from _as_run(Traffic(self, layout, GATHER, axes, size, size, reads))
 
 
 class SumPlaces(OrderedTerm):
