@@ -1,10 +1,12 @@
 """Writes shardings into StableHLO as Shardy annotations.
 
-The sharding of every op result is closed, so that propagation changes nothing.  After each op, a
+The sharding of every op result is closed, so that propagation changes nothing.  After an op, a
 ``sdy.sharding_constraint`` states the sharding in which the value is stored, because XLA does not
 keep other shardings inside a function.  It equals the sharding in which the op computes the value,
-except for partial sums that are scattered.  Before a use with another sharding is a further
-constraint; uses with equal shardings share it.  There is a constraint for each step of a reshard.
+except for partial sums that are scattered.  Where the sharding follows from those around it, there
+is no constraint (:mod:`toast.apply.implied_shardings`).  Before a use with another sharding is a
+further constraint; uses with equal shardings share it.  There is a constraint for each step of a
+reshard.
 
 Manual regions (``jax.shard_map``) are moved to the plan's mesh.  The shardings of their operands
 and results have the axes of the region first.  Inside, shardings have the other axes only.
@@ -30,6 +32,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
+from toast.apply.implied_shardings import implied_values
 from toast.apply.single_elements import single_elements
 from toast.cost.reshard_steps import (
     RESTORED,
@@ -90,6 +93,7 @@ def annotate(program: Program, shardings: Shardings) -> Any:
             else:
                 results.append(shardings.of(program, program.ops[op].results[0]))
     after_transpose: dict[Any, tuple[Spec, ...]] = {}
+    implied = implied_values(program, shardings)
     for operation, values in copy.results:
         if program.values[values[0]].op in everywhere:
             continue
@@ -104,8 +108,10 @@ def annotate(program: Program, shardings: Shardings) -> Any:
             [*dict.fromkeys((parts, *_way(parts, spec, program.values[v].type.shape, sizes)))]
             for v, spec, parts in zip(values, specs, map(_scattered, computed, specs), strict=True)
         ]
-        if (before := after_transpose.pop(operation, ())) and len(ways) == 1:
+        if before := after_transpose.pop(operation, ()):
             ways = [[spec for spec, _ in itertools.groupby((*before, *ways[0]))]]
+        elif len(values) == 1 and values[0] in implied:
+            ways = [[]]
         if signature.kind == "dot_general" and (transpose := _only_transpose(operation)):
             order = ir.DenseI64ArrayAttr(transpose.attributes["permutation"])
             after_transpose[transpose] = tuple(tuple(way[d] for d in order) for way in ways[0])
