@@ -42,6 +42,13 @@ def implied_values(program: Program, shardings: Shardings) -> frozenset[int]:
             stated |= {*op.operands}
         if program.kind(number) not in _SIMPLIFIED:
             used_by_others |= {*op.operands}
+        for result in op.results:
+            if result in shardings.sums:
+                # Propagation would scatter, as the sum, what the op adds to.
+                scattered = _axes(shardings.of(program, result)) - _axes(shardings.sums[result])
+                for operand in op.operands:
+                    if scattered - _axes(shardings.of(program, operand)):
+                        stated.add(operand)
     implied = set()
     for number, op in enumerate(program.ops):
         if program.kind(number) not in _SIMPLIFIED or number in resharding or len(op.results) != 1:
