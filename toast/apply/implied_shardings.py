@@ -4,10 +4,11 @@ XLA merges, moves and removes elementwise ops, broadcasts, reshapes and transpos
 partitioner runs, but not across a constraint.  With one after each op, a group norm computes in the
 tiles of its groups, which takes up to three times the memory and twice the time.
 
-Shardy's propagation gives such an op's result the sharding of the plan if the op uses its operands
-as they are stored, and if all ops use the result so: then the shardings of all dimensions that the
-op ties to one another agree, and no neighbour adds an axis.  An axis that no operand has, as of a
-constant, comes from the ops that use the result, if they are such ops, too.
+Shardy's propagation gives such an op's result the sharding of the plan if all ops use it as it is
+stored: then the shardings of all dimensions that ops tie to one another agree, and no neighbour
+adds an axis.  (If an op uses an operand in another sharding, a constraint states that.)  An axis
+that no operand has, as of a constant, comes from the ops that use the result, if they are such ops,
+too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ def implied_values(program: Program, shardings: Shardings) -> frozenset[int]:
     """The values whose shardings follow from those of the ops around them."""
     stated = {program.ops[op].operands[index] for op, index in shardings.uses}
     stated |= {*shardings.sums}
-    resharding = {op for op, _ in shardings.uses}
     used_by_others = set()
     for number, op in enumerate(program.ops):
         if program.kind(number) in _BOUNDARIES:
@@ -51,12 +51,12 @@ def implied_values(program: Program, shardings: Shardings) -> frozenset[int]:
                         stated.add(operand)
     implied = set()
     for number, op in enumerate(program.ops):
-        if program.kind(number) not in _SIMPLIFIED or number in resharding or len(op.results) != 1:
+        if program.kind(number) not in _SIMPLIFIED or len(op.results) != 1:
             continue
         (value,) = op.results
         axes = _axes(shardings.of(program, value))
-        for operand in op.operands:
-            axes -= _axes(shardings.of(program, operand))
+        for index in range(len(op.operands)):
+            axes -= _axes(shardings.at(program, number, index))
         # Not every op shards operands as its result.
         if value not in stated and not (axes and value in used_by_others):
             implied.add(value)
