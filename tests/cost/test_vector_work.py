@@ -91,24 +91,6 @@ def test_gathers_along_several_dimensions_are_copied() -> None:
     assert copied((0, "a"), (1, "b")) == pytest.approx(2 * 2 * 512 * 512 / rate)
 
 
-def test_reshapes_into_other_tiles_take_as_long_as_a_transpose() -> None:
-    """A group norm splits the channels of images, and sums over images and parts of channels."""
-
-    def normed(x: Any) -> Any:
-        groups = x.reshape(64, 16, 128, 32, 8)
-        return (groups * jnp.mean(groups, (1, 2, 4), keepdims=True)).reshape(x.shape)
-
-    x = jax.ShapeDtypeStruct((64, 16, 128, 256), "float32")
-    space = Space(toast.analyze(normed, x, platform="tpu"), Mesh.parse("a=2"), min_dimensions=0)
-    slow, fast = (
-        float(CostModel(space, hardware).price(space.initial[None]).memory_seconds[0])
-        for hardware in (V5E, dataclasses.replace(V5E, transposed_elements_per_s=math.inf))
-    )
-    elements = math.prod(x.shape)
-    each = elements / V5E.transposed_elements_per_s - 8 * elements / V5E.memory_bytes_per_s
-    assert slow - fast == pytest.approx(2 * each, rel=1e-3)
-
-
 @pytest.mark.parametrize(("shape", "padding"), [((64, 7, 7, 64), 2.0), ((64, 64, 128), 1.0)])
 def test_kernels_read_and_write_whole_tiles(shape: tuple[int, ...], padding: float) -> None:
     x = jax.ShapeDtypeStruct(shape, "float32")

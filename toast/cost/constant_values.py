@@ -12,7 +12,7 @@ from toast.program import Program
 from toast.space import BOUNDARY
 
 #: Ops whose results depend on more than their operands, or are those of one device.
-_ELSEWHERE = BOUNDARY | {"join", "relayout"}
+_ELSEWHERE = BOUNDARY | {"join"}
 
 
 def constant_values(program: Program) -> Bools:

@@ -143,7 +143,7 @@ def build(
     if lanes == 1:
         layouts = ProductLayouts.of(program, names.use_op, names.use_index)
     live = liveness(
-        program, names.use_op, names.use_value, lanes=lanes, partitioned=partitioned,
+        program, names.use_op, names.use_value, lanes=lanes,
         delays=delays, copied=layouts.copied,
     )  # fmt: skip
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]

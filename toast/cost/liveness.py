@@ -28,7 +28,7 @@ BARRIERS = PRODUCTS | {
     "scatter", "sort", "custom_call", "fft", "cholesky", "triangular_solve", "while", "case", "if",
     "rng_bit_generator", "rng", "select_and_scatter", "chlo_top_k", "optimization_barrier",
     "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute", "composite",
-    "carry", "yield", "relayout", "repeat", "spread",
+    "carry", "yield", "repeat", "spread",
 }  # fmt: skip
 
 #: Rows of the tiles in which devices with lanes keep arrays.
@@ -234,7 +234,6 @@ def liveness(
     use_value: Ints,
     *,
     lanes: int = 1,
-    partitioned: bool = True,
     delays: bool = False,
     copied: Bools | None = None,
 ) -> Liveness:
@@ -242,15 +241,13 @@ def liveness(
 
     Values that are ``copied`` (``[values]``) never overwrite another.
 
-    ``lanes`` are the elements of a row of the device's tiles, 1 for none.  XLA keeps reshapes that
-    change tiles as copies only in programs that it has ``partitioned``.  It ``delays`` products of
-    unrolled layers to hide all-gathers behind them; on tiles, it delays those of groups anyway.
+    ``lanes`` are the elements of a row of the tiles of a device, 1 for none.  XLA ``delays``
+    products of unrolled layers to hide all-gathers behind them; on tiles, it delays those of groups
+    anyway.
     """
     count = len(program.values)
     kind_of_op = [*program.kinds]
     if lanes > 1:
-        for number in _relayouts(program, kind_of_op, lanes) if partitioned else ():
-            kind_of_op[number] = "relayout"
         for number in _selecting_scatters(program, kind_of_op):
             kind_of_op[number] = "select"
         for number in spreading(program):
@@ -377,34 +374,6 @@ def _delay_products(
         use_end[delayed] = np.maximum(use_end[delayed], until)
 
 
-def _relayouts(program: Program, kinds: list[str], lanes: int) -> list[int]:
-    """Reshapes that a kernel of their own computes, because tiles change.
-
-    They split the last dimension, or merge others into it, and the parts are no whole rows of
-    tiles: a group norm of 64 channels in 32 groups reshapes ``64`` to ``32, 2`` and back.  The same
-    norm of 256 channels has parts of whole tiles.  XLA splits these, too, in another layout than
-    that of the image, because it sums over the parts and over the image.
-    """
-    found, whole = [], {}
-    for number, op in enumerate(program.ops):
-        if kinds[number] != "reshape":
-            continue
-        shapes = [program.values[v].type.shape for v in (*op.operands, *op.results)]
-        if all(shapes):
-            few, many = sorted(shape[-1] for shape in shapes)
-            if 1 < few < many and many % few == 0:
-                if few % SUBLANES:
-                    found.append(number)
-                elif few % lanes:
-                    whole[number] = max(shapes, key=len)
-    summed = {
-        signature.operands[0].shape
-        for signature in program.signatures
-        if signature.kind == "reduce" and whole and _sums_apart(signature)
-    }
-    return sorted([*found, *(number for number, shape in whole.items() if shape in summed)])
-
-
 def spreading(program: Program) -> list[int]:
     """Slices that skip rows or lanes of tiles, and pads between these: kernels of their own.
 
@@ -471,18 +440,12 @@ def _moves(program: Program, kinds: list[str], repeated: Mapping[int, int], lane
     Repeated heads are in tiles of as many rows as there are copies of each, unless keys are in the
     lanes: moves of two rows take as long as those of eight.
     """
-    moves = np.array([float(kind == "relayout") for kind in kinds])
+    moves = np.zeros(len(program.ops))
     for value, heads in repeated.items():
         shape = program.values[value].type.shape
         rows = shape[heads + 1] if shape[-1] % lanes == 0 else SUBLANES
         moves[program.values[value].op] = max(1.0, SUBLANES / rows)
     return moves
-
-
-def _sums_apart(signature: Signature) -> bool:
-    """Whether a reduction is over the last dimension and others, but not over that between."""
-    dims, rank = {*dimensions_in(signature, "dimensions")}, len(signature.operands[0].shape)
-    return rank - 1 in dims and rank - 2 not in dims and len(dims) > 1
 
 
 def _selecting_scatters(program: Program, kinds: list[str]) -> list[int]:
