@@ -686,7 +686,10 @@ def _existing(
                 exists[number] = False
         elif not exists[number] and kind not in SOURCES and len(computed_in) > 1:
             large = [v for v in inputs[number] if 2 * size[v] >= size[number]]
-            products = sum(kinds[kernel] in PRODUCTS for kernel in computed_in)
+            # Convolutions compute again what they round.
+            rounded = values[number].type.dtype == "f32"
+            several = MATRIX_PRODUCTS if rounded else PRODUCTS
+            products = sum(kinds[kernel] in several for kernel in computed_in)
             again = costly[number] and products > 1
             again &= kinds[early[values[number].op]] not in PRODUCTS
             stored = len(large) > 1 or (again and len(large) > 0)
