@@ -22,10 +22,10 @@ _SIMPLIFIED = frozenset({
     "abs", "add", "and", "atan2", "broadcast_in_dim", "cbrt", "ceil", "chlo_erf", "chlo_erf_inv",
     "chlo_erfc", "chlo_square", "clamp", "compare", "complex", "convert", "cosine", "divide",
     "exponential", "exponential_minus_one", "floor", "imag", "is_finite", "log", "log_plus_one",
-    "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power", "real",
+    "logistic", "maximum", "minimum", "multiply", "negate", "or", "power", "real",
     "reduce_precision", "remainder", "reshape", "round_nearest_afz", "round_nearest_even", "rsqrt",
     "select", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sine", "sqrt",
-    "subtract", "tan", "tanh", "transpose", "xor",
+    "stablehlo_not", "subtract", "tan", "tanh", "transpose", "xor",
 })  # fmt: skip
 
 #: Ops at the boundary of loops, branches, manual regions and the program.

@@ -334,7 +334,7 @@ def liveness(
         kernels(program, kind_of_op, uses, exists, early) if lanes > 1 else early,
         late,
         kernel_kinds(program, lanes),
-        _moves(program, kind_of_op, repeated, lanes),
+        _moves(program, repeated, lanes),
         repeated,
     )
 
@@ -434,7 +434,7 @@ def _repeated(program: Program, kinds: list[str], lanes: int) -> dict[int, int]:
     return found
 
 
-def _moves(program: Program, kinds: list[str], repeated: Mapping[int, int], lanes: int) -> Floats:
+def _moves(program: Program, repeated: Mapping[int, int], lanes: int) -> Floats:
     """``[ops]`` how often the vector unit moves each element of kernels that change tiles.
 
     Repeated heads are in tiles of as many rows as there are copies of each, unless keys are in the
