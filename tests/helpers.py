@@ -99,3 +99,16 @@ def refinements(space: Space, scope: Scope, *numbers: int) -> list[Action]:
 def after_each(space: Space, state: States, actions: Iterable[Action]) -> States:
     """``state`` after each of ``actions``: ``[actions, classes, axes]``."""
     return np.stack([space.apply(state, action) for action in actions])
+
+
+def random_states(space: Space, count: int, seed: int) -> list[States]:
+    """States after random actions."""
+    random = np.random.default_rng(seed)
+    states = []
+    for _ in range(count):
+        state = space.initial
+        most = min(len(space.actions), 5)
+        for number in random.choice(len(space.actions), size=most, replace=False):
+            state = space.apply(state, space.actions[number])
+        states.append(state)
+    return states

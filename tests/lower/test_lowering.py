@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import toast
-from tests.helpers import analyzed, f32, mlp
+from tests.helpers import analyzed, f32, mlp, random_states
 from tests.regions.programs import CASES
 from toast.apply import verify
 from toast.cost import CostModel, Memo
@@ -24,19 +24,6 @@ from toast.plan.shard import lowered_state
 from toast.space import Space, States
 
 MESHES = ("data=2", "model=4,data=2", "a=2,b=2,c=2")
-
-
-def random_states(space: Space, count: int, seed: int) -> list[States]:
-    """States after random actions."""
-    random = np.random.default_rng(seed)
-    states = []
-    for _ in range(count):
-        state = space.initial
-        most = min(len(space.actions), 5)
-        for number in random.choice(len(space.actions), size=most, replace=False):
-            state = space.apply(state, space.actions[number])
-        states.append(state)
-    return states
 
 
 def assert_as_predicted(model: CostModel, state: States, local: LocalProgram) -> None:

@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 
 import toast
-from tests.helpers import f32
-from tests.lower.test_lowering import assert_as_predicted, random_states
+from tests.helpers import f32, random_states
+from tests.lower.test_lowering import assert_as_predicted
 from toast import api
 from toast.apply.verify import _reference, random_arguments
 from toast.assurance import instances

@@ -16,8 +16,8 @@ rows with the matrix of each group.  These products are manual computations, in 
 XLA's kernel for its shards.
 
 XLA makes one product of a product and the transpose of its result, as in gradients of weights, but
-only if nothing is between them.  Otherwise it sums the result, and copies all that the optimizer
-combines with the transposed sum into its layout.  So the constraints of such a product are written
+only if nothing is between them.  Otherwise it sums the result, and the optimizer copies weights and
+moments into the layout of the transposed sum.  So the constraints of such a product are written
 after the transpose.
 
 Arrays of which a device accesses a single element pass an ``optimization_barrier``
@@ -92,7 +92,7 @@ def annotate(program: Program, shardings: Shardings) -> Any:
                 operands.append(shardings.uses.get((op, 0), shardings.of(program, value)))
             else:
                 results.append(shardings.of(program, program.ops[op].results[0]))
-    after_transpose: dict[Any, tuple[Spec, ...]] = {}
+    ways_of_products: dict[Any, tuple[Spec, ...]] = {}
     implied = implied_values(program, shardings)
     for operation, values in copy.results:
         if program.values[values[0]].op in everywhere:
@@ -108,13 +108,13 @@ def annotate(program: Program, shardings: Shardings) -> Any:
             [*dict.fromkeys((parts, *_way(parts, spec, program.values[v].type.shape, sizes)))]
             for v, spec, parts in zip(values, specs, map(_scattered, computed, specs), strict=True)
         ]
-        if before := after_transpose.pop(operation, ()):
+        if before := ways_of_products.pop(operation, ()):
             ways = [[spec for spec, _ in itertools.groupby((*before, *ways[0]))]]
         elif len(values) == 1 and values[0] in implied:
             ways = [[]]
         if signature.kind == "dot_general" and (transpose := _only_transpose(operation)):
             order = ir.DenseI64ArrayAttr(transpose.attributes["permutation"])
-            after_transpose[transpose] = tuple(tuple(way[d] for d in order) for way in ways[0])
+            ways_of_products[transpose] = tuple(tuple(way[d] for d in order) for way in ways[0])
             ways = [[]]
         writer.set_results(operation, ways, computed)
     writer.constrain_reshards()

@@ -7,12 +7,15 @@ tiles of its groups, which takes up to three times the memory and twice the time
 Shardy's propagation gives such an op's result the sharding of the plan if all ops use it as it is
 stored: then the shardings of all dimensions that ops tie to one another agree, and no neighbour
 adds an axis.  (If an op uses an operand in another sharding, a constraint states that.)  An axis
-that no operand has, as of a constant, comes from the ops that use the result, if they are such ops,
-too.
+that no op before decides, as of a constant, comes from an op that uses the value.  If that is
+an op of another kind, it may not tie that axis to the value, and a constraint states it.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
+from toast.cost.liveness import SOURCES
 from toast.frontend import mlir
 from toast.program import Program, Shardings, Spec
 from toast.space import BOUNDARY
@@ -32,34 +35,52 @@ _SIMPLIFIED = frozenset({
 _BOUNDARIES = BOUNDARY | mlir.OF_REGIONS
 
 
+@dataclasses.dataclass(frozen=True)
+class _KnownAxes:
+    """The axes of values that ops before them, or constraints, decide."""
+
+    #: All of them, by value.
+    all: dict[int, set[str]] = dataclasses.field(default_factory=dict)
+    #: Without those that come through a broadcast: propagation may find others first.
+    firm: dict[int, set[str]] = dataclasses.field(default_factory=dict)
+
+
 def implied_values(program: Program, shardings: Shardings) -> frozenset[int]:
     """The values whose shardings follow from those of the ops around them."""
     stated = {program.ops[op].operands[index] for op, index in shardings.uses}
-    stated |= {*shardings.sums}
-    used_by_others = set()
+    # Ops of other kinds do not shard all their operands as they shard their results.
+    of_others = set[int]()
     for number, op in enumerate(program.ops):
         if program.kind(number) in _BOUNDARIES:
             stated |= {*op.operands}
         if program.kind(number) not in _SIMPLIFIED:
-            used_by_others |= {*op.operands}
-        for result in op.results:
-            if result in shardings.sums:
-                # Propagation would scatter, as the sum, what the op adds to.
-                scattered = _axes(shardings.of(program, result)) - _axes(shardings.sums[result])
-                for operand in op.operands:
-                    if scattered - _axes(shardings.of(program, operand)):
-                        stated.add(operand)
-    implied = set()
+            of_others |= {*op.operands}
+    known = _KnownAxes()
+    implied = set[int]()
     for number, op in enumerate(program.ops):
-        if program.kind(number) not in _SIMPLIFIED or len(op.results) != 1:
-            continue
-        (value,) = op.results
-        axes = _axes(shardings.of(program, value))
-        for index in range(len(op.operands)):
-            axes -= _axes(shardings.at(program, number, index))
-        # Not every op shards operands as its result.
-        if value not in stated and not (axes and value in used_by_others):
-            implied.add(value)
+        kind = program.kind(number)
+        for value in op.results:
+            axes = _axes(shardings.of(program, value))
+            if value in shardings.sums:
+                # Propagation would scatter, as the sum, what the op adds to.
+                scattered = axes - _axes(shardings.sums[value])
+                implied -= {v for v in op.operands if scattered - known.firm[v]}
+            if kind in SOURCES:  # never stated
+                known.all[value] = known.firm[value] = set()
+                continue
+            known.all[value] = known.firm[value] = axes
+            if kind not in _SIMPLIFIED or len(op.results) != 1 or value in stated:
+                continue
+            before, firm = set[str](), set[str]()
+            for index, operand in enumerate(op.operands):
+                used = _axes(shardings.at(program, number, index))
+                resharded = (number, index) in shardings.uses
+                before |= used if resharded else used & known.all[operand]
+                firm |= used if resharded else used & known.firm[operand]
+            if not (axes - before and value in of_others):
+                implied.add(value)
+                known.all[value] = axes & before
+                known.firm[value] = axes & firm if kind != "broadcast_in_dim" else set()
     return frozenset(implied)
 
 
