@@ -52,6 +52,24 @@ def test_a_reshape_that_changes_tiles_is_no_copy(channels: int) -> None:
     assert ("reshape", "f32") not in stored(analysis, 128)
 
 
+@pytest.mark.parametrize("residual", [False, True])
+def test_convolutions_compute_what_follows_from_a_stored_sum_again(residual: bool) -> None:
+    """Without a use of the sum, they would read both of its terms again."""
+
+    def loss(kernel: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        total = jnp.sin(x) + jnp.sin(y)
+        out = jax.lax.conv_general_dilated(
+            jnp.tanh(total), kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return (jnp.sin(out) + (total if residual else 0.0)).sum()
+
+    images = shape(32, 16, 16, 128, dtype="float32")
+    step = jax.value_and_grad(loss)
+    analysis = analyzed(step, shape(3, 3, 128, 128, dtype="float32"), images, images)
+    kinds = [kind for kind, _ in stored(analysis, 128)]
+    assert ("tanh" in kinds) != residual
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_tpu_stores_the_exponentials_of_scores(masked: bool) -> None:
     def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -198,7 +216,7 @@ def test_arrays_are_padded_in_two_dimensions() -> None:
 
     def padding(*sizes: int, element: int = 4, rank: int | None = None) -> float:
         rank = len(sizes) if rank is None else rank
-        args = np.array(sizes), np.array(rank), np.array(element)
+        args = np.array(sizes), np.arange(len(sizes)) < rank, np.array(element)
         return float(machine.lane_padding(*args, np.full((1, 1), -1))[0])
 
     assert padding(110, 197, 588) == pytest.approx(200 * 640 / (197 * 588))

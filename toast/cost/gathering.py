@@ -19,6 +19,7 @@ from toast.cost.constant_values import constant_values, remade_values
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
 from toast.cost.fetched_arguments import fetched_uses
 from toast.cost.host_memory import HostMemory, host_memory
+from toast.cost.image_tiles import tiles_of_images
 from toast.cost.kernel_kinds import of_vectors
 from toast.cost.liveness import (
     EXPENSIVE,
@@ -160,6 +161,7 @@ def build(
         of_products = read_by_products(program, live, repeats, names.use_op, names.use_value)
         for value, dim in headed_scores(program, live.kinds, lanes, repeats).items():
             headed[value] = dim
+    tiles = tiles_of_images(program, live.kinds) if lanes > 1 else {}
     if lanes > 1 and product_operands:
         half = element_bytes(product_operands) / element_bytes("f32")
         stored[stored_rounded(program, live, names.use_op, names.use_value)] = half
@@ -201,6 +203,7 @@ def build(
         remade,
         stored,
         headed,
+        tiles,
         runs,
         *accesses,
     )
@@ -250,7 +253,7 @@ def build(
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
-        rules, ranges.rounded, remade, stored, headed, constant, allocated, sums,
+        rules, ranges.rounded, remade, stored, headed, tiles, constant, allocated, sums,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -434,6 +437,7 @@ def _value_classes(
     remade: Bools,
     stored: Floats,
     headed: Ints,
+    tiles: Mapping[int, tuple[int, ...]],
     constant: Bools,
     allocated: Bools,
     sums: Sequence[int],
@@ -460,6 +464,10 @@ def _value_classes(
             (*type_.shape, *(1,) * (rank - len(type_.shape))) for type_ in types
         ], dtype=np.int64),
         rank=np.array([len(type_.shape) for type_ in types], dtype=np.int64),
+        tiled=np.array([
+            [d in tiles.get(v, range(len(type_.shape))) for d in range(rank)]
+            for v, type_ in zip(values.tolist(), types, strict=True)
+        ], dtype=bool).reshape(len(values), rank),
         written=grouped.written,
         kernels=_kernels(program, grouped, live, priced, allocated),
         sum_kernels=sum_kernels,
@@ -886,6 +894,7 @@ def _group_values(
     remade: Bools,
     stored: Floats,
     headed: Ints,
+    tiles: Mapping[int, tuple[int, ...]],
     runs: Ints,
     accesses: Floats,
     written: Floats,
@@ -895,7 +904,8 @@ def _group_values(
     ``accesses`` (``[uses]``) and ``written`` (``[values]``) are those by memory-bound kernels, and
     ``stored`` (``[values]``) is the share of a value's bytes that is in memory.  ``headed``
     (``[values]``) are the dimensions of :func:`toast.cost.attention_scores.headed_scores`, -1 for
-    none, and ``runs`` (``[uses]``) those of :func:`toast.cost.reshard_runs.reshard_runs`.
+    none, ``tiles`` those of :func:`toast.cost.image_tiles.tiles_of_images`, and ``runs``
+    (``[uses]``) those of :func:`toast.cost.reshard_runs.reshard_runs`.
     """
     # For each value and use slot: the number of reshards, and of reads by kernels.
     # The body of a loop makes its own copy of a value that it does not change.
@@ -922,7 +932,7 @@ def _group_values(
         numbers.setdefault(
             (
                 slot, exists, aliased, place, times, summed, tested, anew, share, wrote,
-                live.repeated.get(number), heads, tuple(items.items()),
+                live.repeated.get(number), heads, tiles.get(number), tuple(items.items()),
             ),
             len(numbers),
         )

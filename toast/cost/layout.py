@@ -173,7 +173,7 @@ class LocalLayout:
             return size
         size, classes, padded_values = size.copy(), self.tables.values, values[padded]
         size[:, padded] *= self.machine.lane_padding(
-            classes.sizes[padded_values], classes.rank[padded_values],
+            classes.sizes[padded_values], classes.tiled[padded_values],
             classes.element[padded_values], dims[:, padded], classes.headed[padded_values],
         )  # fmt: skip
         return size
@@ -309,7 +309,7 @@ class Layout(LocalLayout):
             return np.zeros(odd.shape, dtype=bool)
         state, value = np.nonzero(odd)
         dims, sizes = self.settled[state, value], values.sizes[value]
-        lane = self.machine.in_lanes(sizes, values.rank[value], values.element[value], dims)
+        lane = self.machine.in_lanes(sizes, values.tiled[value], values.element[value], dims)
         shards = np.stack([
             sizes[:, d] / self.devices[axes_of(dims == d)] for d in range(sizes.shape[1])
         ], axis=1)  # fmt: skip

@@ -651,16 +651,12 @@ def _existing(
     inputs: list[frozenset[int]] = [frozenset()] * len(values)
     costly = [kinds[op] in EXPENSIVE for op in makers]
     for number, op in enumerate(makers):
-        parts: list[frozenset[int]] = []
-        for operand in program.ops[op].operands:
-            if exists[operand]:
-                parts.append(frozenset([operand]))
-            else:
-                parts.append(inputs[operand])
-                costly[number] |= costly[operand]
-        inputs[number] = parts[0] if len(parts) == 1 else frozenset().union(*parts)
+        operands = program.ops[op].operands
+        inputs[number] = _inputs(operands, exists, inputs)
+        costly[number] |= any(costly[v] for v in operands if not exists[v])
     # Kernels that compute each value, from the last op to the first.
     kernels: list[frozenset[int]] = [frozenset()] * len(values)
+    of_several = set[int]()  # stored only because they follow from several large values
     merged = {values[softmax.exponential].op: softmax.product for softmax in softmaxes}
     for number in range(len(values) - 1, -1, -1):
         users: list[frozenset[int]] = []
@@ -686,9 +682,9 @@ def _existing(
                 exists[number] = False
         elif not exists[number] and kind not in SOURCES and len(computed_in) > 1:
             large = [v for v in inputs[number] if 2 * size[v] >= size[number]]
-            # Convolutions compute again what they round.
-            rounded = values[number].type.dtype == "f32"
-            several = MATRIX_PRODUCTS if rounded else PRODUCTS
+            # A convolution computes float32 operands again, to round them.
+            is_float32 = values[number].type.dtype == "f32"
+            several = MATRIX_PRODUCTS if is_float32 else PRODUCTS
             products = sum(kinds[kernel] in several for kernel in computed_in)
             again = costly[number] and products > 1
             again &= kinds[early[values[number].op]] not in PRODUCTS
@@ -700,7 +696,23 @@ def _existing(
             }  # fmt: skip
             cheap = kind not in EXPENSIVE and sum(size[v] for v in sources) <= size[number]
             exists[number] = stored and not (len(sources) == 1 and cheap)
+            if exists[number] and is_float32 and not again:
+                of_several.add(number)
+    # Some of these follow from a single value, now that values between are stored.  Convolutions,
+    # and kernels without a product, compute them again.
+    for number, op in enumerate(makers):
+        inputs[number] = _inputs(program.ops[op].operands, exists, inputs)
+        if number in of_several and not any(kinds[k] in MATRIX_PRODUCTS for k in kernels[number]):
+            exists[number] = sum(2 * size[v] >= size[number] for v in inputs[number]) > 1
     return np.array(exists, dtype=bool), merged
+
+
+def _inputs(
+    operands: Sequence[int], exists: Sequence[bool], inputs: Sequence[frozenset[int]]
+) -> frozenset[int]:
+    """The values in memory from which a kernel computes what follows from ``operands``."""
+    parts = [frozenset([v]) if exists[v] else inputs[v] for v in operands]
+    return parts[0] if len(parts) == 1 else frozenset().union(*parts)
 
 
 def _share_loop_buffers(program: Program, kinds: list[str], aliased: Bools) -> None:

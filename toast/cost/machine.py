@@ -67,7 +67,7 @@ class Machine:
         return np.zeros(len(self.devices), dtype=bool)
 
     def lane_padding(
-        self, sizes: Ints, rank: Ints, element: Floats, dims: Dims, headed: Ints | int = -1
+        self, sizes: Ints, tiled: Bools, element: Floats, dims: Dims, headed: Ints | int = -1
     ) -> Floats:
         """Padded bytes over bytes of tensors sharded along ``dims``: ``[...]``.
 
@@ -76,8 +76,9 @@ class Machine:
         two with the least padding.  Small elements share a lane, those of as many rows as make a
         word of 4 bytes.  An array with one dimension is in tiles of 8 rows, or of a power of two
         below; a scalar takes one row.
-        ``dims`` is ``[..., A]``, ``sizes`` (elements, unsharded) ``[R]`` or ``[X, R]``; ``rank``,
-        ``element`` (the bytes of one) and ``headed`` are numbers or ``[X]``.  ``headed`` is the
+        ``dims`` is ``[..., A]``; ``sizes`` (elements, unsharded) and ``tiled`` (the dimensions that
+        may be in tiles) are ``[R]`` or ``[X, R]``; ``element`` (the bytes of one) and ``headed``
+        are numbers or ``[X]``.  ``headed`` is the
         dimension of heads in scores of a cache (:mod:`toast.cost.attention_scores`), -1 for none:
         the heads of a device are in the lanes if they are several and fill the rows of the
         cache's tiles.
@@ -89,8 +90,9 @@ class Machine:
         packed = np.maximum(_WORD / np.asarray(element), 1.0)
         only = local[..., 0] if sizes.shape[-1] else np.ones(dims.shape[:-1])
         tile = np.clip(2.0 ** np.ceil(np.log2(only)), lanes * packed, lanes * _ROWS)
+        rank = np.asarray(tiled).sum(axis=-1)
         alone = np.where(np.equal(rank, 1), np.ceil(only / tile) * tile / only, lanes * packed)
-        paddings = self._paddings(local, rank, packed)
+        paddings = self._paddings(local, tiled, packed)
         padded = paddings.min(axis=-1, initial=np.inf)
         if np.any(np.greater_equal(headed, 0)):
             place = np.broadcast_to(np.maximum(headed, 0), local.shape[:-1])[..., None]
@@ -99,13 +101,13 @@ class Machine:
             padded = np.where((np.asarray(headed) >= 0) & (heads > 1) & whole, lane, padded)
         return np.asarray(np.where(np.greater(rank, 1), padded, alone))
 
-    def in_lanes(self, sizes: Ints, rank: Ints, element: Floats, dims: Dims) -> Ints:
+    def in_lanes(self, sizes: Ints, tiled: Bools, element: Floats, dims: Dims) -> Ints:
         """The dimension in the lanes of a tile: ``[...]``, the last one with the least padding.
 
         The arguments are those of :meth:`lane_padding`, of arrays with two dimensions or more.
         """
         packed = np.maximum(_WORD / np.asarray(element), 1.0)
-        padded = self._paddings(self._local(sizes, dims), rank, packed)
+        padded = self._paddings(self._local(sizes, dims), tiled, packed)
         return np.asarray(sizes.shape[-1] - 1 - padded[..., ::-1].argmin(axis=-1))
 
     def _local(self, sizes: Ints, dims: Dims) -> Floats:
@@ -116,15 +118,14 @@ class Machine:
             local = np.where(here, local / devices, local)
         return np.maximum(local, 1.0)
 
-    def _paddings(self, local: Floats, rank: Ints, packed: Floats) -> Floats:
+    def _paddings(self, local: Floats, tiled: Bools, packed: Floats) -> Floats:
         """``[..., R]`` padded bytes over bytes of tensors if a dimension is in the lanes."""
         lanes = self.hardware.lanes
         wide = np.ceil(local / lanes) * lanes / local
         rows = np.minimum(2.0 ** np.ceil(np.log2(local)), _ROWS)
         rows = np.maximum(rows, np.minimum(packed, _ROWS)[..., None])
         tall = np.ceil(local / rows) * rows / local
-        real = np.arange(local.shape[-1]) < np.asarray(rank)[..., None]
-        wide, tall = (np.where(real, padding, np.inf) for padding in (wide, tall))
+        wide, tall = (np.where(tiled, padding, np.inf) for padding in (wide, tall))
         every = np.arange(local.shape[-1])
         padded = [
             wide[..., d] * tall[..., every != d].min(axis=-1, initial=np.inf)
@@ -165,11 +166,11 @@ class Machine:
         if self.hardware.lanes == 1 or not len(large):
             return padded
         sizes, axes = values.sizes[large], len(self.axis_sizes)
-        rank, element, headed = values.rank[large], values.element[large], values.headed[large]
+        tiled, element, headed = values.tiled[large], values.element[large], values.headed[large]
         if (sizes.shape[1] + 1) ** axes > _SPLITS:
             padded[large] = True  # too many to check
             return padded
         for split in itertools.product(range(-1, sizes.shape[1]), repeat=axes):
             dims = np.broadcast_to(np.array(split, dtype=np.int8), (1, len(large), axes))
-            padded[large] |= (self.lane_padding(sizes, rank, element, dims, headed) > 1)[0]
+            padded[large] |= (self.lane_padding(sizes, tiled, element, dims, headed) > 1)[0]
         return padded

@@ -128,6 +128,7 @@ class ValueClasses(EntityTable):
     stored: Floats  # share of these that is in memory, unless the value is summed over devices
     sizes: Ints  # [C, R] elements along each dimension, 1 beyond its rank
     rank: Ints  # number of dimensions
+    tiled: Bools  # [C, R] dimensions that may be in its tiles
     written: Floats  # accesses of a memory-bound kernel that writes it; 0 if none does
     kernels: Floats  # memory-bound kernels in a step that compute its values
     sum_kernels: Floats  # the same for what products fuse, if their results are summed

@@ -1,0 +1,90 @@
+"""The tiles of images, as XLA's TPU compiler chooses them for programs of the corpus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import toast
+from tests.helpers import f32
+from toast.cost import CostModel
+from toast.cost.image_tiles import tiles_of_images
+from toast.hardware import Mesh, load
+from toast.space import Space
+
+IMAGES = (9, 32, 32, 256)
+
+
+def convolved(images: jax.Array, kernel: jax.Array) -> jax.Array:
+    numbers = ("NHWC", "HWIO", "NHWC") if images.ndim == 4 else ("NHC", "HIO", "NHC")
+    return jax.lax.conv_general_dilated(
+        images, kernel, (1,) * (images.ndim - 2), "SAME", dimension_numbers=numbers
+    )
+
+
+def block(images: jax.Array, kernel: jax.Array, mixing: jax.Array) -> Any:
+    features = convolved(-images, kernel)
+    pooled = jax.lax.reduce_window(
+        features, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME"
+    )
+    return jnp.tanh(features).transpose(3, 1, 2, 0), jnp.exp(pooled), jnp.sin(features @ mixing)
+
+
+def tiles(function: Any, *arguments: Any) -> dict[str, tuple[int, ...]]:
+    """The dimensions in tiles of each op's result, by the kind of the op."""
+    program = toast.analyze(function, *arguments, platform="tpu", cache=False).program
+    return {
+        program.kind(program.makers[value]): dims
+        for value, dims in tiles_of_images(program, program.kinds).items()
+    }
+
+
+def test_images_and_features_are_in_tiles() -> None:
+    dims = tiles(block, f32(*IMAGES), f32(3, 3, 256, 256), f32(256, 8))
+    assert dims == {
+        "negate": (0, 3), "convolution": (0, 3), "reduce_window": (0, 3), "tanh": (0, 3),
+        "exponential": (0, 3), "transpose": (0, 3),
+    }  # fmt: skip
+
+
+def test_gradients_of_kernels_have_the_tiles_of_images() -> None:
+    def gradient(images: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jax.grad(lambda k: jnp.sin(convolved(jnp.tanh(images), k)).sum())(kernel)
+
+    dims = tiles(gradient, f32(*IMAGES), f32(3, 3, 256, 128))
+    assert dims["tanh"] == dims["cosine"] == (0, 3)
+
+
+def test_positions_are_in_the_tiles_of_sequences() -> None:
+    assert not tiles(lambda x, k: convolved(jnp.tanh(x), k), f32(8, 512, 64), f32(4, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "padding"),
+    [
+        ((9, 128, 128, 256), 16 / 9),
+        ((53, 128, 128, 64), 2 * 56 / 53),
+        ((82, 28, 28, 128), 88 / 82),
+        ((36, 56, 56, 64), 2 * 40 / 36),
+        ((512, 56, 56, 64), 1.0),
+        ((248, 64, 64, 64), 256 / 248),
+    ],
+)
+def test_images_are_padded(sizes: tuple[int, ...], padding: float) -> None:
+    """As compiled for v5e and v6e."""
+    analysis = toast.analyze(
+        lambda x, k: convolved(convolved(x, k), k), f32(*sizes), f32(3, 3, sizes[3], sizes[3]),
+        platform="tpu", cache=False,
+    )  # fmt: skip
+    model = CostModel(Space(analysis, Mesh.parse("data=1")), load("tpu-v5e"))
+    values, machine = model.tables.values, model.machine
+    row = int(np.flatnonzero(values.tiled.sum(axis=1) == 2)[0])
+    dims = np.full((1, 1), -1)
+    share = machine.lane_padding(
+        values.sizes[row], values.tiled[row], values.element[row], dims
+    )  # fmt: skip
+    assert float(share[0]) == pytest.approx(padding)

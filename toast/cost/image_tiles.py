@@ -1,0 +1,78 @@
+"""The dimensions of images that are in tiles: on TPUs, convolutions decide the layout."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from toast.cost.liveness import BARRIERS, dimensions_in
+from toast.program import Program
+
+#: Attributes that name the dimensions of each tensor of a convolution that are no positions.
+_NO_POSITIONS = (
+    ("input_batch_dimension", "input_feature_dimension"),
+    ("kernel_input_feature_dimension", "kernel_output_feature_dimension"),
+    ("output_batch_dimension", "output_feature_dimension"),
+)
+
+#: Ops with fewer or more elements along the same dimensions.
+_RESIZING = frozenset({
+    "concatenate", "pad", "slice", "reverse", "reduce_window", "select_and_scatter",
+})  # fmt: skip
+
+#: Ops whose results and operands have layouts of their own.
+_OTHERS = (BARRIERS | {"gather", "dynamic_slice", "dynamic_update_slice", "return"}) - _RESIZING
+
+
+def tiles_of_images(program: Program, kinds: Sequence[str]) -> Mapping[int, tuple[int, ...]]:
+    """Values whose layout follows from that of a convolution, and their dimensions in tiles.
+
+    Convolutions along two dimensions or more have images and features in tiles, never positions,
+    and so have the values before and after, up to the next product.  Arguments have layouts of
+    their own.
+    """
+    tiles: dict[int, tuple[int, ...]] = {}
+    users: dict[int, list[int]] = defaultdict(list)
+    for number, op in enumerate(program.ops):
+        for value in op.operands:
+            users[value].append(number)
+        if kinds[number] == "convolution":
+            signature = program.signatures[op.signature]
+            for value, names in zip((*op.operands, *op.results), _NO_POSITIONS, strict=True):
+                dims = tuple(sorted(int(str(signature.attribute(name))) for name in names))
+                if len(program.values[value].type.shape) > len(dims) + 1:
+                    tiles.setdefault(value, dims)
+    pending = [*tiles]
+    while pending:
+        value = pending.pop()
+        for number in {program.values[value].op, *users[value]}:
+            op = program.ops[number]
+            if kinds[number] in _OTHERS or len(op.results) != 1:
+                continue
+            for other in {*op.operands, *op.results} - {*tiles}:
+                dims = _alike(program, number, value, other, tiles[value])
+                if dims is not None:
+                    tiles[other] = dims
+                    pending.append(other)
+    for value in program.argument_values:
+        tiles.pop(value, None)
+    return tiles
+
+
+def _alike(
+    program: Program, number: int, value: int, other: int, dims: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """The dimensions of another value of an op that are the ``dims`` of one; ``None`` if unlike."""
+    op, kind = program.ops[number], program.kinds[number]
+    before, after = (program.values[v].type.shape for v in (value, other))
+    if len(before) != len(after):
+        return None
+    if kind == "transpose":
+        permutation = dimensions_in(program.signatures[op.signature], "permutation")
+        if value in op.results:
+            return tuple(sorted(permutation[d] for d in dims))
+        return tuple(sorted(permutation.index(d) for d in dims))
+    return dims if before == after or kind in _RESIZING else None
+
+
+__all__ = ["tiles_of_images"]
