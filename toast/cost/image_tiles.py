@@ -50,9 +50,9 @@ def tiles_of_images(program: Program, kinds: Sequence[str]) -> Mapping[int, tupl
             if kinds[number] in _OTHERS or len(op.results) != 1:
                 continue
             for other in {*op.operands, *op.results} - {*tiles}:
-                dims = _alike(program, number, value, other, tiles[value])
-                if dims is not None:
-                    tiles[other] = dims
+                alike = _alike(program, number, value, other, tiles[value])
+                if alike is not None:
+                    tiles[other] = alike
                     pending.append(other)
     for value in program.argument_values:
         tiles.pop(value, None)
