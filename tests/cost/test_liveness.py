@@ -193,6 +193,7 @@ def test_gradients_of_weights_wait_for_products_of_unrolled_layers(scanned: bool
     if scanned:
         assert not len(moved), "each iteration ends before the next begins"
         return
+    moved = np.array([u for u in moved if program.kind(names.use_op[u]) == "dot_general"])
     products = [
         op for op in range(len(program.ops))
         if program.kind(op) == "dot_general" and program.passes[op] == "backward"
@@ -203,6 +204,52 @@ def test_gradients_of_weights_wait_for_products_of_unrolled_layers(scanned: bool
     for use in moved:
         place = products.index(int(names.use_op[use]))
         assert ends[1][use] == products[min(place + 12, len(products) - 1)]
+
+
+def test_what_a_waiting_operand_is_computed_from_waits() -> None:
+    """Not float32 values, of which XLA keeps the rounded operand instead."""
+
+    def step(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        def loss(weights: list[jax.Array]) -> jax.Array:
+            y = x
+            for weight in weights:
+                y = jnp.maximum(y @ weight, 0)
+            return (y.astype(jnp.float32) ** 2).sum()
+
+        return [w - g for w, g in zip(weights, jax.grad(loss)(weights), strict=True)]
+
+    waits = {}
+    for dtype in ("bfloat16", "float32"):
+        weights = [shape(256, 256, dtype=dtype)] * 16
+        analysis = analyzed(step, weights, shape(512, 256, dtype=dtype))
+        program, names = analysis.program, analysis.names
+        ends = [
+            liveness(program, names.use_op, names.use_value, lanes=128, delays=delays).use_end
+            for delays in (False, True)
+        ]
+        users = names.use_op[np.flatnonzero(ends[1] > ends[0])].tolist()
+        waits[dtype] = {program.kind(op) for op in users}
+    assert waits["float32"] == {"dot_general"}
+    assert waits["bfloat16"] > {"dot_general"}
+
+
+def test_products_compute_the_gradient_of_a_softmax_again() -> None:
+    def step(head: jax.Array, x: jax.Array, labels: jax.Array) -> Any:
+        def loss(head: jax.Array, x: jax.Array) -> jax.Array:
+            logits = jnp.einsum("bd,vd->bv", x, head).astype(jnp.float32)
+            logs = jax.nn.log_softmax(logits)
+            return -(logs * jax.nn.one_hot(labels, 4096)).sum()
+
+        return jax.value_and_grad(loss, (0, 1))(head, x)
+
+    labels = jax.ShapeDtypeStruct((512,), np.int32)
+    analysis = analyzed(step, shape(4096, 256), shape(512, 256), labels)
+    program, exists = analysis.program, live(analysis, 128).exists
+    large = [
+        (program.kind(value.op), value.type.dtype) for number, value in enumerate(program.values)
+        if exists[number] and value.type.shape == (512, 4096)
+    ]  # fmt: skip
+    assert large == [("dot_general", "bf16")]
 
 
 @pytest.mark.parametrize(("hardware", "waits"), [("tpu-v5e", True), ("tpu-v6e", False)])

@@ -168,3 +168,24 @@ def test_scalars_that_are_overwritten_are_not_copied() -> None:
     )  # fmt: skip
     columns = plan.model.columns(plan.model.layout(plan.state[None]))[0]
     assert not columns[plan.model.tables.columns["argument copies"]].any()
+
+
+def test_a_slice_of_what_is_not_in_memory_is_not_in_memory() -> None:
+    def step(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.tanh(x) @ w, x
+
+    analysis = toast.analyze(step, f32(1024, 512), f32(512, 64), platform="tpu")
+    space = Space(analysis, Mesh.parse("d=4"), min_dimensions=0)
+    model = CostModel(space, load("tpu-v5e"))
+    fused = model.tables.values.fused[model.tables.uses.value]
+    sliced = 0
+    for state in random_legal(space, 20, np.random.default_rng(1)):
+        layout = model.layout(state[None])
+        differs = layout.differs[0] > 0
+        moved = ((layout.before != layout.used) & (layout.before >= 0)).any(axis=2)[0]
+        size = layout.copies[0]
+        assert (size[differs & moved] > 0).all()
+        assert (size[differs & ~moved & ~fused] > 0).all()
+        assert (size[differs & ~moved & fused] == 0).all()
+        sliced += int((differs & ~moved & fused).sum())
+    assert sliced

@@ -473,6 +473,7 @@ def _value_classes(
         sum_kernels=sum_kernels,
         sum_moves=sum_moves,
         transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
+        fused=~product & ~live.exists[values],
         merged=product & ~live.exists[values],
         repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
         headed=headed[values],

@@ -533,8 +533,13 @@ class Layout(LocalLayout):
 
     @functools.cached_property
     def copies(self) -> Floats:
-        """``[S, U]`` bytes of the resharded copy for a use; 0 if none is needed."""
-        return np.asarray(self.use_memory * (self.differs > 0))
+        """``[S, U]`` bytes of the resharded copy for a use; 0 if none is needed.
+
+        What is not in memory before is not in memory after it is sliced.
+        """
+        moved = ((self.before != self.used) & (self.before >= 0)).any(axis=2)
+        in_memory = moved | ~self.tables.values.fused[self.tables.uses.value]
+        return np.asarray(self.use_memory * ((self.differs > 0) & in_memory))
 
     @functools.cached_property
     def early(self) -> Bools:

@@ -306,7 +306,9 @@ def liveness(
     initial = np.array([kind == "carry" for kind in kind_of_op], dtype=bool)[use_op]
     use_end[initial] -= 1
     if lanes > 1:
-        _delay_products(program, kind_of_op, uses, use_op, use_end, all_gathers=delays)
+        _delay_products(
+            program, kind_of_op, uses, exists, use_op, use_value, use_end, all_gathers=delays
+        )
     np.maximum.at(end, use_value, use_end)
     for value in repeated:  # as late as possible
         start[value] = end[value]
@@ -340,13 +342,14 @@ def liveness(
 
 
 def _delay_products(
-    program: Program, kinds: list[str], uses: list[list[int]], use_op: Ints, use_end: Ints,
-    *, all_gathers: bool,
+    program: Program, kinds: list[str], uses: list[list[int]], exists: Bools, use_op: Ints,
+    use_value: Ints, use_end: Ints, *, all_gathers: bool,
 ) -> None:  # fmt: skip
     """Extend the uses by matrix products of the backward pass that only the optimizer needs.
 
     XLA keeps them to run them beside ``all_gathers``, and their operands wait.  It keeps products
-    of groups without these, too.  Products of loops run in their iteration.
+    of groups without these, too.  Products of loops run in their iteration.  If the kernel of a
+    product computes an operand that is not float32, what it computes it from waits.
     """
     looped = np.zeros(len(program.ops), dtype=bool)
     for begin, _, end in loops_of(program):
@@ -372,6 +375,19 @@ def _delay_products(
     if len(delayed):
         until = run[np.minimum(later, len(run) - 1)]
         use_end[delayed] = np.maximum(use_end[delayed], until)
+        pending = [
+            (value, stop)
+            for value, stop in zip(use_value[delayed].tolist(), until.tolist(), strict=True)
+            if program.values[value].type.dtype != "f32"
+        ]
+        while pending:
+            value, stop = pending.pop()
+            if not exists[value]:
+                op = program.makers[value]
+                for use in range(*np.searchsorted(use_op, [op, op + 1]).tolist()):
+                    if use_end[use] < stop:
+                        use_end[use] = stop
+                        pending.append((int(use_value[use]), stop))
 
 
 def spreading(program: Program) -> list[int]:
@@ -649,7 +665,7 @@ def _existing(
         inside |= {softmax.product, *softmax.between}
     # Large values that each value depends on, from the first op to the last.
     inputs: list[frozenset[int]] = [frozenset()] * len(values)
-    costly = [kinds[op] in EXPENSIVE for op in makers]
+    costly = [kinds[op] in EXPENSIVE and not _of_softmax(program, kinds, op) for op in makers]
     for number, op in enumerate(makers):
         operands = program.ops[op].operands
         inputs[number] = _inputs(operands, exists, inputs)
@@ -705,6 +721,13 @@ def _existing(
         if number in of_several and not any(kinds[k] in MATRIX_PRODUCTS for k in kernels[number]):
             exists[number] = sum(2 * size[v] >= size[number] for v in inputs[number]) > 1
     return np.array(exists, dtype=bool), merged
+
+
+def _of_softmax(program: Program, kinds: list[str], op: int) -> bool:
+    """Whether an op is the exponential of a difference, as in a softmax."""
+    return kinds[op] == "exponential" and (
+        kinds[program.makers[program.ops[op].operands[0]]] == "subtract"
+    )
 
 
 def _inputs(

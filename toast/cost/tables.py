@@ -134,6 +134,7 @@ class ValueClasses(EntityTable):
     sum_kernels: Floats  # the same for what products fuse, if their results are summed
     sum_moves: Floats  # bytes that these kernels move in a step
     transfers: Floats  # to the memory of the host or back, of all its values in a step
+    fused: Bools  # not in memory: the kernels of ops that use them compute its values
     merged: Bools  # a product's result, fused with its only consumer unless summed
     repeated: Ints  # the dimension of heads that it repeats, if it is in memory for several; or -1
     headed: Ints  # the dimension of heads that may be in the lanes of its tiles; or -1

@@ -352,7 +352,7 @@ class WaitingOperands(Term):
         program, live = ranges.program, ranges.live
         loops = loops_of(program)
         first = np.full(len(program.values), len(program.ops), dtype=np.int64)
-        np.minimum.at(first, ranges.use_value, live.use_end)
+        np.minimum.at(first, ranges.use_value, live.late[ranges.use_op])
         rows: list[tuple[int, int, int, int]] = []
         for use in ranges.of_products.tolist() if loops else ():
             op, value = int(ranges.use_op[use]), int(ranges.use_value[use])
