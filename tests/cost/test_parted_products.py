@@ -146,6 +146,29 @@ def test_the_operand_of_a_loop_is_in_memory(devices: int, stored: bool) -> None:
     assert (without(CostModel(space, load("tpu-v5e")), PartedOperands, state) < 0.95) == stored
 
 
+def test_the_operand_of_a_loop_of_convolutions_is_in_memory() -> None:
+    """The kernel of a convolution computes its operands, but not in a loop."""
+
+    def step(kernel: jax.Array, x: jax.Array, scale: jax.Array) -> jax.Array:
+        def loss(kernel: jax.Array) -> jax.Array:
+            y = jax.lax.conv_general_dilated(
+                jnp.tanh(x) * scale, kernel, (1, 1), "SAME",
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )  # fmt: skip
+            return jnp.sum(y.astype(jnp.float32) ** 2)
+
+        return kernel - 0.1 * jax.grad(loss)(kernel)
+
+    sizes = ((3, 3, 128, 128), (2048, 16, 16, 128), (128,))
+    shapes = (jax.ShapeDtypeStruct(size, "bfloat16") for size in sizes)
+    analysis = toast.analyze(step, *shapes, donate=(0,), platform="tpu")
+    space = Space(analysis, Mesh.parse("d=8"), min_dimensions=0)
+    state = space.initial
+    for argument, dimension in (("x", 0), ("kernel", 3)):
+        state = space.apply(state, action(space, argument, dimension, "d"))
+    assert without(CostModel(space, load("tpu-v5e")), PartedOperands, state) < 0.95
+
+
 @pytest.mark.parametrize(("devices", "waits"), [(2, True), (4, True), (8, False)])
 def test_operands_of_short_loops_wait_for_the_end_of_a_scan(devices: int, waits: bool) -> None:
     def step(head: jax.Array, layers: jax.Array, x: jax.Array) -> jax.Array:

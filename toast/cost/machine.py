@@ -12,9 +12,10 @@ from toast.cost.axis_sets import GATHER, REDUCE, SCATTER, Axes
 from toast.cost.entities import Bools, Dims, Floats, Ints
 from toast.cost.tables import Tables
 from toast.hardware import Collectives, Hardware
+from toast.hardware.description import LANE_BYTES
 
-#: Rows of the tiles in which devices with lanes keep arrays, and bytes of an element of a lane.
-_ROWS, _WORD = 8, 4
+#: Rows of the tiles in which devices with lanes keep arrays.
+_ROWS = 8
 
 #: Values smaller than this fraction of all memory do not affect the peak.
 NEGLIGIBLE = 1e-6
@@ -87,7 +88,7 @@ class Machine:
         if lanes == 1:
             return np.ones(dims.shape[:-1])
         local = self._local(sizes, dims)
-        packed = np.maximum(_WORD / np.asarray(element), 1.0)
+        packed = np.maximum(LANE_BYTES / np.asarray(element), 1.0)
         only = local[..., 0] if sizes.shape[-1] else np.ones(dims.shape[:-1])
         tile = np.clip(2.0 ** np.ceil(np.log2(only)), lanes * packed, lanes * _ROWS)
         rank = np.asarray(tiled).sum(axis=-1)
@@ -106,7 +107,7 @@ class Machine:
 
         The arguments are those of :meth:`lane_padding`, of arrays with two dimensions or more.
         """
-        packed = np.maximum(_WORD / np.asarray(element), 1.0)
+        packed = np.maximum(LANE_BYTES / np.asarray(element), 1.0)
         padded = self._paddings(self._local(sizes, dims), tiled, packed)
         return np.asarray(sizes.shape[-1] - 1 - padded[..., ::-1].argmin(axis=-1))
 

@@ -183,7 +183,10 @@ class CostModel:
         )
 
     def _part_of_results(self) -> float:
-        """Results that overwrite no argument, over all memory beside arguments, unsharded."""
+        """Results that overwrite no argument, over all memory beside arguments, unsharded.
+
+        Other states, and other forms of the program (:meth:`of_program`), have about the same share.
+        """
         program = self.space.analysis.program
         new = {
             value for value, alias in zip(program.result_values, program.aliases, strict=True)

@@ -227,7 +227,8 @@ class _Slices:
 
         It does so over all devices of a square slice of at least 4 x 4, or of a slice with three
         dimensions: compiled for v5e and v6e (4 to 256 devices, 8x8 also for two slices), v4 and v5p
-        (up to 128), and assumed for other squares.  It also does so over all devices of two slices.
+        (up to 128), and assumed for other squares.  It also does so over all devices of two
+        slices, and is assumed to over those of more.
         """
         if self._hardware.platform != "tpu" or not all(mask[n] for n in self._own):
             return False

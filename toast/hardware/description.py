@@ -15,7 +15,7 @@ from toast.hardware.product_prices import ProductPrices
 Floats = npt.NDArray[np.float64]
 
 #: Bytes of an element that fills a lane of a TPU.
-_LANE_BYTES = 4
+LANE_BYTES = 4
 
 #: The latency of a hop in the estimates of XLA's partitioner; its scheduler has none.
 _HOP_S = 1e-6
@@ -228,7 +228,7 @@ class Hardware:
 
         A TPU takes as long for small elements as for those that fill a lane.
         """
-        lane = _LANE_BYTES if self.lanes > 1 else 1
+        lane = LANE_BYTES if self.lanes > 1 else 1
         filled = np.clip(element_bytes, 1, lane) / lane
         return np.asarray(self.memory_bytes_per_s * self.single_op_share * filled)
 

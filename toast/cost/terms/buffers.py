@@ -11,6 +11,9 @@ from toast.cost.liveness import Lifetimes, LiveRanges
 from toast.cost.program_loops import loops_of
 from toast.cost.terms.term import Term
 
+#: Products that become loops if their sums are scattered.
+_PARTED = frozenset({"dot_general", "convolution"})
+
 #: Bytes of a rounded element over those of a float32.
 ROUNDED = 0.5
 
@@ -321,8 +324,8 @@ class PartedOperands(SecondBuffers):
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
         products = ranges.of_products
-        matrices = np.array([kind == "dot_general" for kind in ranges.program.kinds], dtype=bool)
-        products = products[matrices[ranges.use_op[products]]]
+        parted = np.array([kind in _PARTED for kind in ranges.program.kinds], dtype=bool)
+        products = products[parted[ranges.use_op[products]]]
         products = products[~ranges.live.exists[ranges.use_value[products]]]
         count = len(ranges.value_class)
         start, end = np.full(count, len(ranges.program.ops)), np.zeros(count, dtype=np.int64)
