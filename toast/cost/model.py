@@ -185,7 +185,7 @@ class CostModel:
     def _part_of_results(self) -> float:
         """Results that overwrite no argument, over all memory beside arguments, unsharded.
 
-        Other states, and other forms of the program (:meth:`of_program`), have about the same share.
+        Other states, and other forms of the program (:meth:`of_program`), have a similar share.
         """
         program = self.space.analysis.program
         new = {
