@@ -665,7 +665,9 @@ def _existing(
         inside |= {softmax.product, *softmax.between}
     # Large values that each value depends on, from the first op to the last.
     inputs: list[frozenset[int]] = [frozenset()] * len(values)
-    costly = [kinds[op] in EXPENSIVE and not _of_softmax(program, kinds, op) for op in makers]
+    costly = [
+        kinds[op] in EXPENSIVE and not _of_softmax(program, kinds, op, needed) for op in makers
+    ]
     for number, op in enumerate(makers):
         operands = program.ops[op].operands
         inputs[number] = _inputs(operands, exists, inputs)
@@ -723,11 +725,16 @@ def _existing(
     return np.array(exists, dtype=bool), merged
 
 
-def _of_softmax(program: Program, kinds: list[str], op: int) -> bool:
-    """Whether an op is the exponential of a difference, as in a softmax."""
-    return kinds[op] == "exponential" and (
-        kinds[program.makers[program.ops[op].operands[0]]] == "subtract"
-    )
+def _of_softmax(program: Program, kinds: list[str], op: int, needed: frozenset[int]) -> bool:
+    """Whether an op is the exponential of a difference, as in a softmax.
+
+    Not if what it subtracts from is ``needed`` in memory anyway, as logits of which a loss picks
+    those of the labels: then XLA stores the gradient beside them.
+    """
+    if kinds[op] != "exponential":
+        return False
+    maker = program.makers[program.ops[op].operands[0]]
+    return kinds[maker] == "subtract" and program.ops[maker].operands[0] not in needed
 
 
 def _inputs(
