@@ -72,6 +72,8 @@ def test_positions_are_in_the_tiles_of_sequences() -> None:
         ((36, 56, 56, 64), 2 * 40 / 36),
         ((512, 56, 56, 64), 1.0),
         ((248, 64, 64, 64), 256 / 248),
+        ((6, 64, 64, 128), 1.0),  # in bands
+        ((2, 128, 128, 128), 1.0),
     ],
 )
 def test_images_are_padded(sizes: tuple[int, ...], padding: float) -> None:

@@ -29,7 +29,8 @@ def tiles_of_images(program: Program, kinds: Sequence[str]) -> Mapping[int, tupl
 
     Convolutions along two dimensions or more have images and features in tiles, never positions,
     and so have the values before and after, up to the next product.  Arguments have layouts of
-    their own.
+    their own.  Fewer images than a tile has rows are computed in bands, which have other tiles
+    (:meth:`toast.cost.machine.Machine.lane_padding`).
     """
     tiles: dict[int, tuple[int, ...]] = {}
     users: dict[int, list[int]] = defaultdict(list)

@@ -78,8 +78,8 @@ class Machine:
         word of 4 bytes.  An array with one dimension is in tiles of 8 rows, or of a power of two
         below; a scalar takes one row.
         ``dims`` is ``[..., A]``; ``sizes`` (elements, unsharded) and ``tiled`` (the dimensions that
-        may be in tiles) are ``[R]`` or ``[X, R]``; ``element`` (the bytes of one) and ``headed``
-        are numbers or ``[X]``.  ``headed`` is the
+        may be in tiles, the images first) are ``[R]`` or ``[X, R]``; ``element`` (the bytes of one)
+        and ``headed`` are numbers or ``[X]``.  ``headed`` is the
         dimension of heads in scores of a cache (:mod:`toast.cost.attention_scores`), -1 for none:
         the heads of a device are in the lanes if they are several and fill the rows of the
         cache's tiles.
@@ -91,7 +91,8 @@ class Machine:
         packed = np.maximum(LANE_BYTES / np.asarray(element), 1.0)
         only = local[..., 0] if sizes.shape[-1] else np.ones(dims.shape[:-1])
         tile = np.clip(2.0 ** np.ceil(np.log2(only)), lanes * packed, lanes * _ROWS)
-        rank = np.asarray(tiled).sum(axis=-1)
+        tiled = self._tiled(local, sizes, tiled)
+        rank = tiled.sum(axis=-1)
         alone = np.where(np.equal(rank, 1), np.ceil(only / tile) * tile / only, lanes * packed)
         paddings = self._paddings(local, tiled, packed)
         padded = paddings.min(axis=-1, initial=np.inf)
@@ -108,7 +109,8 @@ class Machine:
         The arguments are those of :meth:`lane_padding`, of arrays with two dimensions or more.
         """
         packed = np.maximum(LANE_BYTES / np.asarray(element), 1.0)
-        padded = self._paddings(self._local(sizes, dims), tiled, packed)
+        local = self._local(sizes, dims)
+        padded = self._paddings(local, self._tiled(local, sizes, tiled), packed)
         return np.asarray(sizes.shape[-1] - 1 - padded[..., ::-1].argmin(axis=-1))
 
     def _local(self, sizes: Ints, dims: Dims) -> Floats:
@@ -118,6 +120,14 @@ class Machine:
             here = dims[..., axis, None] == np.arange(sizes.shape[-1])
             local = np.where(here, local / devices, local)
         return np.maximum(local, 1.0)
+
+    def _tiled(self, local: Floats, sizes: Ints, tiled: Bools) -> Bools:
+        """``[..., R]`` the dimensions that may be in tiles: all, if a device has few images."""
+        if not sizes.shape[-1]:
+            return tiled
+        first = np.broadcast_to(np.argmax(tiled, axis=-1)[..., None], (*local.shape[:-1], 1))
+        few = np.take_along_axis(local, first, axis=-1) < _ROWS
+        return np.asarray(tiled | (few & (np.asarray(sizes) > 1)))
 
     def _paddings(self, local: Floats, tiled: Bools, packed: Floats) -> Floats:
         """``[..., R]`` padded bytes over bytes of tensors if a dimension is in the lanes."""
