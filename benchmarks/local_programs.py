@@ -31,9 +31,9 @@ os.environ.setdefault(
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import jax
-import numpy as np
 
 import toast
+from tests.helpers import random_states
 from toast import api
 from toast.apply.verify import UnshardedRun, Verification
 from toast.cli.elapsed import steps
@@ -43,7 +43,7 @@ from toast.hardware import Mesh, load
 from toast.lower import LocalProgram
 from toast.models import ZOO, build
 from toast.plan.shard import lowered_state
-from toast.space import Space, States
+from toast.space import Space
 
 #: Collectives of a step by kind, axes and bytes.
 Collectives: TypeAlias = "collections.Counter[tuple[str, tuple[str, ...], float]]"
@@ -61,18 +61,6 @@ COLUMNS = (
     "errors",
     "seconds",
 )
-
-
-def random_states(space: Space, count: int, random: np.random.Generator) -> list[States]:
-    """States after up to five random actions."""
-    states = []
-    for _ in range(count):
-        state = space.initial
-        most = min(len(space.actions), 5)
-        for number in random.choice(len(space.actions), size=most, replace=False):
-            state = space.apply(state, space.actions[number])
-        states.append(state)
-    return states
 
 
 def findings(
@@ -101,7 +89,7 @@ def measure(
         analysis, mesh=mesh, hardware=hardware, settings=toast.Settings(budget=5, seed=seed)
     )
     model = CostModel(Space(analysis, Mesh.parse(mesh)), hardware)
-    states = random_states(model.space, count, np.random.default_rng(seed))
+    states = random_states(model.space, count, seed)
     wrong = differ = whole = errors = 0
     for number, state in enumerate((None, *states)):
         where = f"{name} on {mesh}, {f'random state {number}' if number else 'the found plan'}"

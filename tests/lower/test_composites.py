@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import toast
-from tests.helpers import f32
-from tests.lower.test_lowering import assert_as_predicted, random_states
+from tests.helpers import f32, random_states
+from tests.lower.test_lowering import assert_as_predicted
 from toast.cost import CostModel
 from toast.hardware import Mesh, load
 from toast.models.attention import attention

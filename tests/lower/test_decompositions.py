@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import toast
-from tests.helpers import f32
-from tests.lower.test_lowering import assert_as_predicted, random_states
+from tests.helpers import f32, random_states
+from tests.lower.test_lowering import assert_as_predicted
 from toast.analysis import Analysis
 from toast.analysis.rules import rule_lines
 from toast.cost import CostModel

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import toast
-from tests.lower.test_lowering import assert_as_predicted, random_states
+from tests.helpers import random_states
+from tests.lower.test_lowering import assert_as_predicted
 from toast.cost import CostModel
 from toast.errors import PlanError
 from toast.hardware import Mesh, load

@@ -12,8 +12,7 @@ import pytest
 from jax import lax
 
 import toast
-from tests.helpers import f32
-from tests.lower.test_lowering import random_states
+from tests.helpers import f32, random_states
 from toast.apply import Runnable
 from toast.cost import CostModel
 from toast.hardware import Mesh, load

@@ -16,9 +16,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import toast
-from tests.helpers import f32
+from tests.helpers import f32, random_states
 from tests.lower import shardy_reference
-from tests.lower.test_lowering import random_states
 from toast.apply import Runnable
 from toast.cost import CostModel
 from toast.hardware import Mesh, load

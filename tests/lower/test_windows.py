@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 
 import toast
-from tests.helpers import f32
-from tests.lower.test_lowering import assert_as_predicted, random_states
+from tests.helpers import f32, random_states
+from tests.lower.test_lowering import assert_as_predicted
 from toast.cost import CostModel
 from toast.cost.sliding_windows import ShardPart, shard_parts
 from toast.hardware import Mesh, load
