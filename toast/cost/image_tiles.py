@@ -20,8 +20,9 @@ _RESIZING = frozenset({
     "concatenate", "pad", "slice", "reverse", "reduce_window", "select_and_scatter",
 })  # fmt: skip
 
-#: Ops whose results and operands have layouts of their own.
-_OTHERS = (BARRIERS | {"gather", "dynamic_slice", "dynamic_update_slice", "return"}) - _RESIZING
+#: Ops whose results and operands have layouts of their own.  The only one of ``_RESIZING`` that
+#: fusion stops at, ``select_and_scatter``, has not.
+_OWN_LAYOUTS = (BARRIERS | {"gather", "dynamic_slice", "dynamic_update_slice"}) - _RESIZING
 
 
 def tiles_of_images(program: Program, kinds: Sequence[str]) -> Mapping[int, tuple[int, ...]]:
@@ -33,6 +34,7 @@ def tiles_of_images(program: Program, kinds: Sequence[str]) -> Mapping[int, tupl
     (:meth:`toast.cost.machine.Machine.lane_padding`).
     """
     tiles: dict[int, tuple[int, ...]] = {}
+    arguments = frozenset(program.argument_values)
     users: dict[int, list[int]] = defaultdict(list)
     for number, op in enumerate(program.ops):
         for value in op.operands:
@@ -41,22 +43,23 @@ def tiles_of_images(program: Program, kinds: Sequence[str]) -> Mapping[int, tupl
             signature = program.signatures[op.signature]
             for value, names in zip((*op.operands, *op.results), _NO_POSITIONS, strict=True):
                 dims = tuple(sorted(int(str(signature.attribute(name))) for name in names))
-                if len(program.values[value].type.shape) > len(dims) + 1:
+                is_image = len(program.values[value].type.shape) > len(dims) + 1
+                if is_image and value not in arguments:
                     tiles.setdefault(value, dims)
     pending = [*tiles]
     while pending:
         value = pending.pop()
         for number in {program.values[value].op, *users[value]}:
             op = program.ops[number]
-            if kinds[number] in _OTHERS or len(op.results) != 1:
+            if kinds[number] in _OWN_LAYOUTS or len(op.results) != 1:
                 continue
-            for other in {*op.operands, *op.results} - {*tiles}:
+            for other in (*op.operands, *op.results):
+                if other in tiles or other in arguments:
+                    continue
                 alike = _alike(program, number, value, other, tiles[value])
                 if alike is not None:
                     tiles[other] = alike
                     pending.append(other)
-    for value in program.argument_values:
-        tiles.pop(value, None)
     return tiles
 
 

@@ -20,9 +20,9 @@ _ROWS = 8
 #: Values smaller than this fraction of all memory do not affect the peak.
 NEGLIGIBLE = 1e-6
 
-#: XLA keeps small temporaries in fast memory: up to half of it, and of few, almost all.  Fitted to
+#: XLA keeps small temporaries in fast memory: a half of it, and of few, almost all.  Fitted to
 #: the peaks of programs that XLA compiled.
-_FAST_ROOM, _FAST_SHARE = 0.5, 0.9
+_FAST_ROOM, _FAST_SHARE = 0.56, 0.9
 
 #: Maximum number of shardings of a value that are enumerated.
 _SPLITS = 2048
@@ -77,12 +77,12 @@ class Machine:
         two with the least padding.  Small elements share a lane, those of as many rows as make a
         word of 4 bytes.  An array with one dimension is in tiles of 8 rows, or of a power of two
         below; a scalar takes one row.
+
         ``dims`` is ``[..., A]``; ``sizes`` (elements, unsharded) and ``tiled`` (the dimensions that
-        may be in tiles, the images first) are ``[R]`` or ``[X, R]``; ``element`` (the bytes of one)
-        and ``headed`` are numbers or ``[X]``.  ``headed`` is the
-        dimension of heads in scores of a cache (:mod:`toast.cost.attention_scores`), -1 for none:
-        the heads of a device are in the lanes if they are several and fill the rows of the
-        cache's tiles.
+        may be in tiles; the first one is that of the images) are ``[R]`` or ``[X, R]``; ``element``
+        (the bytes of one) and ``headed`` are numbers or ``[X]``.  ``headed`` is the dimension of
+        heads in scores of a cache (:mod:`toast.cost.attention_scores`), -1 for none: the heads of a
+        device are in the lanes if they are several and fill the rows of the cache's tiles.
         """
         lanes = self.hardware.lanes
         if lanes == 1:
@@ -91,10 +91,10 @@ class Machine:
         packed = np.maximum(LANE_BYTES / np.asarray(element), 1.0)
         only = local[..., 0] if sizes.shape[-1] else np.ones(dims.shape[:-1])
         tile = np.clip(2.0 ** np.ceil(np.log2(only)), lanes * packed, lanes * _ROWS)
-        tiled = self._tiled(local, sizes, tiled)
-        rank = tiled.sum(axis=-1)
+        in_tiles = self._in_tiles(local, sizes, tiled)
+        rank = in_tiles.sum(axis=-1)
         alone = np.where(np.equal(rank, 1), np.ceil(only / tile) * tile / only, lanes * packed)
-        paddings = self._paddings(local, tiled, packed)
+        paddings = self._paddings(local, in_tiles, packed)
         padded = paddings.min(axis=-1, initial=np.inf)
         if np.any(np.greater_equal(headed, 0)):
             place = np.broadcast_to(np.maximum(headed, 0), local.shape[:-1])[..., None]
@@ -110,7 +110,7 @@ class Machine:
         """
         packed = np.maximum(LANE_BYTES / np.asarray(element), 1.0)
         local = self._local(sizes, dims)
-        padded = self._paddings(local, self._tiled(local, sizes, tiled), packed)
+        padded = self._paddings(local, self._in_tiles(local, sizes, tiled), packed)
         return np.asarray(sizes.shape[-1] - 1 - padded[..., ::-1].argmin(axis=-1))
 
     def _local(self, sizes: Ints, dims: Dims) -> Floats:
@@ -121,8 +121,11 @@ class Machine:
             local = np.where(here, local / devices, local)
         return np.maximum(local, 1.0)
 
-    def _tiled(self, local: Floats, sizes: Ints, tiled: Bools) -> Bools:
-        """``[..., R]`` the dimensions that may be in tiles: all, if a device has few images."""
+    def _in_tiles(self, local: Floats, sizes: Ints, tiled: Bools) -> Bools:
+        """``[..., R]`` the dimensions that may be in tiles: all, if a device has few images.
+
+        After a transpose that puts features before images, it takes the features for the images.
+        """
         if not sizes.shape[-1]:
             return tiled
         first = np.broadcast_to(np.argmax(tiled, axis=-1)[..., None], (*local.shape[:-1], 1))
