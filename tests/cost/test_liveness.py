@@ -70,6 +70,25 @@ def test_convolutions_compute_what_follows_from_a_stored_sum_again(residual: boo
     assert ("tanh" in kinds) != residual
 
 
+@pytest.mark.parametrize("act", [jnp.tanh, jax.nn.relu])
+def test_what_the_kernel_of_a_convolution_adds_is_in_memory(act: Any) -> None:
+    """The sums of a residual network: their kernel is that of the convolution."""
+
+    def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = x + jax.lax.conv_general_dilated(
+                act(x), kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+        return (x**2).sum()
+
+    kernel = shape(3, 3, 128, 128, dtype="float32")
+    analysis = analyzed(jax.grad(loss), kernel, shape(32, 16, 16, 128, dtype="float32"))
+    found = live(analysis, 128)
+    written = np.flatnonzero(found.fused_product >= 0)
+    assert len(written)
+    assert found.exists[written].all()
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_tpu_stores_the_exponentials_of_scores(masked: bool) -> None:
     def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -337,7 +356,8 @@ def test_what_only_products_read_is_stored_in_their_element_type(form: str, roun
 
     analysis = analyzed(two, *(shape(256, 256, dtype="float32") for _ in range(3)))
     program, names = analysis.program, analysis.names
-    found = stored_rounded(program, live(analysis, 128), names.use_op, names.use_value)
+    ranges = live(analysis, 128)
+    found = ranges.exists & stored_rounded(program, ranges, names.use_op, names.use_value)
     assert [program.kind(program.values[v].op) for v in np.flatnonzero(found)] == (
         ["dot_general"] * rounded
     )

@@ -15,7 +15,7 @@ import toast
 from tests.helpers import action, after_each
 from toast.cost import DEFAULT_TERMS, CostModel, Memo, break_down
 from toast.cost.terms import Term
-from toast.cost.terms.buffers import PartedOperands
+from toast.cost.terms.buffers import DelayedOperands, LookupCopies, PartedOperands
 from toast.cost.terms.kernels import PartedProducts
 from toast.evaluation.optimum import random_legal
 from toast.hardware import COLLECTIVES, Collectives, Mesh, load
@@ -66,6 +66,17 @@ def test_a_sum_over_many_devices_takes_longer_than_the_whole_product(
     )  # fmt: skip
     more = model.price(state[None]).seconds - rest.price(state[None]).seconds
     assert (more[0] > 0) == longer
+
+
+def test_a_sum_over_further_axes_is_not_computed_in_parts() -> None:
+    """XLA reduces it over these at once: compiled programs have no permutes for it."""
+    model = model_of("d=8,e=2")
+    state = scattered(model, "d")
+    assert parted(model, state) > 0
+    state = model.space.apply(state, action(model.space, "x", 0, "e"))
+    layout = model.layout(state[None])
+    assert ((layout.scattered > 0) & (layout.partial != layout.scattered)).any()
+    assert parted(model, state) == 0
 
 
 def test_each_pair_of_devices_has_a_kernel_that_reads_a_whole_operand() -> None:
@@ -167,6 +178,76 @@ def test_the_operand_of_a_loop_of_convolutions_is_in_memory() -> None:
     for argument, dimension in (("x", 0), ("kernel", 3)):
         state = space.apply(state, action(space, argument, dimension, "d"))
     assert without(CostModel(space, load("tpu-v5e")), PartedOperands, state) < 0.95
+
+
+@pytest.mark.parametrize(("dtype", "values"), [("bfloat16", 3), ("float32", 1)])
+def test_log_probabilities_wait_beside_the_gradient_of_a_loop(dtype: str, values: int) -> None:
+    """One kernel writes both: a float32 array counts as two of bfloat16."""
+
+    def loss(head: jax.Array, x: jax.Array, labels: jax.Array) -> jax.Array:
+        scores = jax.nn.log_softmax((x @ head).astype(jnp.float32))
+        return -jnp.take_along_axis(scores, labels[:, None], 1).mean()
+
+    shapes = [jax.ShapeDtypeStruct(s, dtype) for s in ((256, 8192), (65536, 256))]
+    labels = jax.ShapeDtypeStruct((65536,), "int32")
+    step = jax.value_and_grad(loss, (0, 1))
+    analysis = toast.analyze(step, *shapes, labels, platform="tpu")
+    space = Space(analysis, Mesh.parse("d=8"), min_dimensions=0)
+    tables = CostModel(space, load("tpu-v5e")).tables
+    events, block = tables.events, tables.columns[PartedOperands.name]
+    here = (events.column >= block.start) & (events.column < block.stop) & (events.sign > 0)
+    sizes = [analysis.program.values[v].type.shape for v in events.value[here].tolist()]
+    assert sizes.count((65536, 8192)) == values
+
+
+@pytest.mark.parametrize(("devices", "waits"), [(4, False), (8, True)])
+def test_operands_of_loops_wait_for_later_products(devices: int, waits: bool) -> None:
+    """The gradients of weights of one layer, until those of the layers before it."""
+
+    def step(layers: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        def loss(layers: list[jax.Array]) -> jax.Array:
+            y = x
+            for w in layers:
+                y = jnp.tanh(y @ w)
+            return (y.astype(jnp.float32) ** 2).sum()
+
+        return [w - 0.1 * g for w, g in zip(layers, jax.grad(loss)(layers), strict=True)]
+
+    x = jax.ShapeDtypeStruct((1 << 18, 512), "bfloat16")
+    layers = [jax.ShapeDtypeStruct((512, 512), "bfloat16")] * 3
+    analysis = toast.analyze(step, layers, x, donate=(0,), platform="tpu")
+    space = Space(analysis, Mesh.parse(f"d={devices}"), min_dimensions=0)
+    state = space.initial
+    names = [("x", 0), *((f"layers[{n}]", 0) for n in range(3))]
+    for argument, dimension in names:
+        state = space.apply(state, action(space, argument, dimension, "d"))
+    model = CostModel(space, load("tpu-v6e"))
+    waiting = model.tables.columns[DelayedOperands.name]
+    assert (model.columns(model.layout(state[None]))[0, waiting].max() > 0) == waits
+
+
+@pytest.mark.parametrize(
+    ("width", "along", "copied"), [(1024, 1, True), (2048, 1, False), (1024, 0, False)]
+)
+def test_a_table_gathered_along_its_last_dimension_is_copied(
+    width: int, along: int, copied: bool
+) -> None:
+    """Shards of whole tiles are in their places after the gather."""
+
+    def look(table: jax.Array, tokens: jax.Array) -> jax.Array:
+        return table[tokens]
+
+    table = jax.ShapeDtypeStruct((32768, width), "bfloat16")
+    tokens = jax.ShapeDtypeStruct((4096,), "int32")
+    analysis = toast.analyze(look, table, tokens, platform="tpu")
+    space = Space(analysis, Mesh.parse("d=16"), min_dimensions=0)
+    state = space.initial
+    for argument, dimension in (("tokens", 0), ("table", along)):
+        state = space.apply(state, action(space, argument, dimension, "d"))
+    model = CostModel(space, load("tpu-v5e"))
+    (columns,) = model.columns(model.layout(state[None]))
+    assert columns[model.tables.columns["copies"]].max() > 0
+    assert (columns[model.tables.columns[LookupCopies.name]].max() > 0) == copied
 
 
 @pytest.mark.parametrize(("devices", "waits"), [(2, True), (4, True), (8, False)])

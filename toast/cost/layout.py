@@ -339,13 +339,13 @@ class Layout(LocalLayout):
     def _may_be_parted(self) -> Bools:
         """``[S, C]`` whether XLA for TPUs may compute a product in parts, for a scattered sum.
 
-        It does not if other axes shard the dimension of the parts, too.
+        It does not if the sum is over further axes, or if other axes shard the dimension of the
+        parts, too.
         """
         parts = self.devices[self.scattered]
-        few = (parts > 1) & (parts <= UNROLLED) & (self.partial == self.scattered)
-        many = (parts > UNROLLED) & (parts <= _MOST_PARTS)
+        scattered_alone = (parts > 1) & (parts <= _MOST_PARTS) & (self.partial == self.scattered)
         on_tpu = self.machine.hardware.platform == "tpu" and self.machine.parts_products
-        return np.asarray((few | many) & ~self._short & ~self._shares_dimension & on_tpu)
+        return np.asarray(scattered_alone & ~self._short & ~self._shares_dimension & on_tpu)
 
     @functools.cached_property
     def _shares_dimension(self) -> Bools:

@@ -119,6 +119,9 @@ class Liveness:
     moves: Floats
     #: Values that repeat heads of caches, and the dimension of these heads.
     repeated: Mapping[int, int]
+    #: ``[uses]`` the op until which a product's operand waits if the product becomes a loop; 0 for
+    #: other uses, and where :attr:`end` has this already.
+    delayed: Ints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,6 +200,39 @@ class LiveRanges:
                 again[operand] for operand in self.program.ops[op].operands
             )
         return again
+
+    def picked_beside(self, value: int) -> list[int]:
+        """Values that one kernel writes with ``value``, if this is in memory, too.
+
+        A gather picks single elements from them, and they follow from the same value in memory: the
+        logarithms of a loss's probabilities, beside the gradient of its logits.
+        """
+        shape = self.program.values[value].type.shape
+        return [
+            other for other in self._picked
+            if self.maker[other] < self.maker[value]
+            and self.program.values[other].type.shape == shape
+            and self._sources(other) & self._sources(value)
+        ]  # fmt: skip
+
+    @functools.cached_property
+    def _picked(self) -> list[int]:
+        """Values of elementwise kernels that are in memory because a gather picks from them."""
+        kinds = [*self.live.kinds]
+        picked = sorted(_picked_from(self.program, kinds))
+        return [v for v in picked if self.live.exists[v] and kinds[self.maker[v]] not in _STORED]
+
+    def _sources(self, value: int) -> set[int]:
+        """The values in memory, at least half as large, from which a kernel computes a value."""
+        seen, pending = {value}, [value]
+        while pending:
+            operands = {*self.program.ops[self.maker[pending.pop()]].operands} - seen
+            seen |= operands
+            pending.extend(v for v in operands if not self.live.exists[v])
+        return {
+            v for v in seen - {value}
+            if self.live.exists[v] and 2 * self.size[v] >= self.size[value]
+        }  # fmt: skip
 
     @functools.cached_property
     def summed(self) -> Ints:
@@ -305,10 +341,15 @@ def liveness(
     # A loop starts in the buffer of its initial value, if nothing else needs it.
     initial = np.array([kind == "carry" for kind in kind_of_op], dtype=bool)[use_op]
     use_end[initial] -= 1
+    delayed = np.zeros(len(use_op), dtype=np.int64)
     if lanes > 1:
-        _delay_products(
-            program, kind_of_op, uses, exists, use_op, use_value, use_end, all_gathers=delays
-        )
+        delayed = _delays(program, kind_of_op, uses, use_op, all_gathers=True)
+        always = delayed
+        if not delays:
+            always = _delays(program, kind_of_op, uses, use_op, all_gathers=False)
+        _extend_delayed(program, exists, use_op, use_value, use_end, always)
+        is_float32 = np.array([value.type.dtype == "f32" for value in program.values], dtype=bool)
+        delayed[(always > 0) & (exists | ~is_float32)[use_value]] = 0
     np.maximum.at(end, use_value, use_end)
     for value in repeated:  # as late as possible
         start[value] = end[value]
@@ -338,19 +379,19 @@ def liveness(
         kernel_kinds(program, lanes),
         _moves(program, repeated, lanes),
         repeated,
+        delayed,
     )
 
 
-def _delay_products(
-    program: Program, kinds: list[str], uses: list[list[int]], exists: Bools, use_op: Ints,
-    use_value: Ints, use_end: Ints, *, all_gathers: bool,
-) -> None:  # fmt: skip
-    """Extend the uses by matrix products of the backward pass that only the optimizer needs.
+def _delays(
+    program: Program, kinds: list[str], uses: list[list[int]], use_op: Ints, *, all_gathers: bool
+) -> Ints:
+    """``[uses]`` the op until which XLA delays a product that only the optimizer needs, or 0.
 
-    XLA keeps them to run them beside ``all_gathers``, and their operands wait.  It keeps products
-    of groups without these, too.  Products of loops run in their iteration.  If the kernel of a
-    product computes an operand that is not float32, what it computes it from waits.
+    XLA keeps such products of the backward pass to run them beside ``all_gathers`` and permutes.
+    It keeps products of groups without these, too.  Products of loops run in their iteration.
     """
+    until = np.zeros(len(use_op), dtype=np.int64)
     looped = np.zeros(len(program.ops), dtype=bool)
     for begin, _, end in loops_of(program):
         looped[begin : end + 1] = True
@@ -361,7 +402,7 @@ def _delay_products(
     if all_gathers:
         product |= np.array([kind in MATRIX_PRODUCTS for kind in kinds], dtype=bool)
     if not product.any():
-        return
+        return until
     # Whether a product or a loop is an op, or needs its results; and the latter alone.
     needs, needed = (any_product | looped).tolist(), np.zeros(len(program.ops), dtype=bool)
     for number in range(len(program.ops) - 1, -1, -1):
@@ -370,24 +411,34 @@ def _delay_products(
                 needs[number] = needed[number] = True
     run = np.flatnonzero(any_product & backward & ~looped)
     delayed = np.flatnonzero((product & backward & ~looped & ~needed)[use_op])
-    delay = np.where(grouped[use_op[delayed]] & all_gathers, _GROUPED_DELAY, _DELAY)
-    later = np.searchsorted(run, use_op[delayed]) + delay
     if len(delayed):
-        until = run[np.minimum(later, len(run) - 1)]
-        use_end[delayed] = np.maximum(use_end[delayed], until)
-        pending = [
-            (value, stop)
-            for value, stop in zip(use_value[delayed].tolist(), until.tolist(), strict=True)
-            if program.values[value].type.dtype != "f32"
-        ]
-        while pending:
-            value, stop = pending.pop()
-            if not exists[value]:
-                op = program.makers[value]
-                for use in range(*np.searchsorted(use_op, [op, op + 1]).tolist()):
-                    if use_end[use] < stop:
-                        use_end[use] = stop
-                        pending.append((int(use_value[use]), stop))
+        delay = np.where(grouped[use_op[delayed]] & all_gathers, _GROUPED_DELAY, _DELAY)
+        later = np.searchsorted(run, use_op[delayed]) + delay
+        until[delayed] = run[np.minimum(later, len(run) - 1)]
+    return until
+
+
+def _extend_delayed(
+    program: Program, exists: Bools, use_op: Ints, use_value: Ints, use_end: Ints, until: Ints
+) -> None:
+    """Extend uses to the ops ``until`` which their products are delayed (``[uses]``, or 0).
+
+    If the kernel of a product computes an operand that is not float32, what it computes it from
+    waits.
+    """
+    np.maximum(use_end, until, out=use_end)
+    pending = [
+        (int(use_value[use]), int(until[use])) for use in np.flatnonzero(until)
+        if program.values[use_value[use]].type.dtype != "f32"
+    ]  # fmt: skip
+    while pending:
+        value, stop = pending.pop()
+        if not exists[value]:
+            op = program.makers[value]
+            for use in range(*np.searchsorted(use_op, [op, op + 1]).tolist()):
+                if use_end[use] < stop:
+                    use_end[use] = stop
+                    pending.append((int(use_value[use]), stop))
 
 
 def spreading(program: Program) -> list[int]:
@@ -666,7 +717,7 @@ def _existing(
     # Large values that each value depends on, from the first op to the last.
     inputs: list[frozenset[int]] = [frozenset()] * len(values)
     costly = [
-        kinds[op] in EXPENSIVE and not _of_softmax(program, kinds, op, needed) for op in makers
+        kinds[op] in EXPENSIVE and not _of_difference(program, kinds, op, needed) for op in makers
     ]
     for number, op in enumerate(makers):
         operands = program.ops[op].operands
@@ -674,7 +725,7 @@ def _existing(
         costly[number] |= any(costly[v] for v in operands if not exists[v])
     # Kernels that compute each value, from the last op to the first.
     kernels: list[frozenset[int]] = [frozenset()] * len(values)
-    of_several = set[int]()  # stored only because they follow from several large values
+    of_several = set[int]()  # of float32, stored only because they follow from several large values
     merged = {values[softmax.exponential].op: softmax.product for softmax in softmaxes}
     for number in range(len(values) - 1, -1, -1):
         users: list[frozenset[int]] = []
@@ -717,16 +768,17 @@ def _existing(
             if exists[number] and is_float32 and not again:
                 of_several.add(number)
     # Some of these follow from a single value, now that values between are stored.  Convolutions,
-    # and kernels without a product, compute them again.
+    # and kernels without a product, compute them again.  What the kernel of a product writes stays.
     for number, op in enumerate(makers):
         inputs[number] = _inputs(program.ops[op].operands, exists, inputs)
-        if number in of_several and not any(kinds[k] in MATRIX_PRODUCTS for k in kernels[number]):
+        again = number in of_several and op not in merged
+        if again and not any(kinds[k] in MATRIX_PRODUCTS for k in kernels[number]):
             exists[number] = sum(2 * size[v] >= size[number] for v in inputs[number]) > 1
     return np.array(exists, dtype=bool), merged
 
 
-def _of_softmax(program: Program, kinds: list[str], op: int, needed: frozenset[int]) -> bool:
-    """Whether an op is the exponential of a difference, as in a softmax.
+def _of_difference(program: Program, kinds: list[str], op: int, needed: frozenset[int]) -> bool:
+    """Whether an op is the exponential of a difference, as in a softmax: products compute it again.
 
     Not if what it subtracts from is ``needed`` in memory anyway, as logits of which a loss picks
     those of the labels: then XLA stores the gradient beside them.

@@ -45,7 +45,8 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
     """``[values]`` whether a float32 value is in memory in the element type of products.
 
     It is if only matrix products read the value, directly or through ops that move elements, or
-    through a stack that a loop fills and another reads.  Convolutions read images in float32.
+    through a stack that a loop fills and another reads.  Convolutions read images in float32.  If a
+    matrix product needs in memory what its kernel could compute, this is rounded for the product.
     """
     uses: list[list[int]] = [[] for _ in program.values]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
@@ -70,7 +71,12 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
                 kinds[program.makers[number]] in _LOOPED and not rounded[other[number]]
             ):
                 rounded[number], changed = False, True
-    return np.asarray(live.exists & rounded)
+    computed = [
+        value.type.dtype == "f32" and kinds[value.op] not in PRODUCTS
+        and any(kinds[op] in MATRIX_PRODUCTS for op in users)
+        for value, users in zip(program.values, uses, strict=True)
+    ]  # fmt: skip
+    return np.where(live.exists, rounded, computed)
 
 
 def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:

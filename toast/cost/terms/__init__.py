@@ -4,7 +4,9 @@ from toast.cost.terms.buffers import (
     ArgumentCopies,
     Arguments,
     Copies,
+    DelayedOperands,
     EarlyCopies,
+    LookupCopies,
     MergedSums,
     PartedOperands,
     RingBuffers,
@@ -57,9 +59,9 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
-    Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), SharedCopies(), WholeSums(),
-    MergedSums(), SecondBuffers(), PartedOperands(), WaitingOperands(), RoundedStacks(),
-    Workspaces(), RingBuffers(),
+    Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), LookupCopies(),
+    SharedCopies(), WholeSums(), MergedSums(), SecondBuffers(), PartedOperands(),
+    DelayedOperands(), WaitingOperands(), RoundedStacks(), Workspaces(), RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums and of gathers.

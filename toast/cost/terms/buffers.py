@@ -105,12 +105,16 @@ class ArgumentCopies(Term):
         return Lifetimes(ranges.use_class[uses], np.zeros_like(uses), end[of] + 1, of)
 
     def bytes(self, layout: Layout) -> Floats:
+        value = np.take(layout.value_memory, layout.tables.uses.value, axis=1)
+        copied = np.where(self._of_whole_tiles(layout), layout.copies, value)
+        return np.asarray(copied * self._gathered(layout))
+
+    def _of_whole_tiles(self, layout: Layout) -> Bools:
+        """``[S, U]`` whether shards along the last dimension of a value are whole tiles."""
         value, lanes = layout.tables.uses.value, layout.machine.hardware.lanes
         sizes, last = layout.tables.values.sizes[value], layout.tables.values.rank[value] - 1
         shards = layout.devices[axes_of(layout.before == last[:, None])]
-        is_whole = sizes[np.arange(len(value)), last] % (shards * lanes) == 0
-        copied = np.where(is_whole, layout.copies, np.take(layout.value_memory, value, axis=1))
-        return np.asarray(copied * self._gathered(layout))
+        return np.asarray(sizes[np.arange(len(value)), last] % (shards * lanes) == 0)
 
     def _gathered(self, layout: Layout) -> Bools:
         """``[S, U]`` whether a copy is gathered along the last dimension of its value."""
@@ -119,6 +123,30 @@ class ArgumentCopies(Term):
         last = layout.tables.values.rank[layout.tables.uses.value] - 1
         gathered = (layout.before == last[:, None]) & (layout.used < 0)
         return np.asarray(gathered.any(axis=2) & (last >= 0))
+
+
+class LookupCopies(ArgumentCopies):
+    """Tables that are gathered along their last dimension, in rows for a lookup.
+
+    That dimension leads in the result of the gather if shards are not whole tiles, and a kernel
+    transposes it.  :class:`toast.cost.terms.traffic.GatherCopies` has its time.
+    """
+
+    name, scope, label = "lookup copies", Entity.USE_CLASS, "copy"
+
+    def seconds(self, layout: Layout) -> None:
+        return None
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        looks = np.array([kind == "gather" for kind in ranges.program.kinds], dtype=bool)
+        large = (ranges.size > ranges.floor) & ~ranges.host
+        uses = np.flatnonzero(looks[ranges.use_op] & large[ranges.use_value])
+        start = ranges.use_op[uses]
+        return Lifetimes(ranges.use_class[uses], start, start + 1, ranges.use_value[uses])
+
+    def bytes(self, layout: Layout) -> Floats:
+        apart = self._gathered(layout) & ~self._of_whole_tiles(layout)
+        return np.asarray(layout.copies * (apart & layout.tables.uses.lookup))
 
 
 class SharedCopies(Term):
@@ -155,6 +183,7 @@ class SharedCopies(Term):
         for step in pairs.steps:
             later, earlier = pairs.later[step], pairs.earlier[step]
             same = axes_of(used[:, later] != used[:, earlier]) == 0
+            same &= copies[:, later] == copies[:, earlier]  # of the same element type
             same &= ~bridged[:, later]
             bridged[:, later] |= same
             size[:, step] = np.where(same, copies[:, later], 0.0)
@@ -316,7 +345,8 @@ class SecondBuffers(Term):
 class PartedOperands(SecondBuffers):
     """Operands of such loops that the kernels of other products compute again instead.
 
-    The first kernel that computes an expensive one, such as a GELU, writes it for all products.
+    The first kernel that computes an expensive one, such as a GELU, writes it for all products.  It
+    also writes the values from which a gather picks single elements, and which wait beside it.
     """
 
     name, scope, label = "parted operands", Entity.VALUE_CLASS, "value"
@@ -335,10 +365,44 @@ class PartedOperands(SecondBuffers):
         values = values[(ranges.size > ranges.floor)[values] & ~ranges.host[values]]
         values = values[np.array([ranges.is_computed(v) for v in values.tolist()], dtype=bool)]
         start[values] = np.where(ranges.expensive[values], start[values], end[values] - 1)
-        return Lifetimes(ranges.value_class[values], start[values], end[values], values)
+        # What waits beside a value is sharded as it is, and counts as several of it.
+        beside = [
+            value for value in values[ranges.expensive[values]].tolist()
+            if ranges.program.values[value].type.dtype != "f32"
+            for other in ranges.picked_beside(value)
+            for _ in range(round(ranges.size[other] / ranges.size[value]))
+        ]  # fmt: skip
+        rows = np.array([*values.tolist(), *beside], dtype=np.int64)
+        return Lifetimes(ranges.value_class[rows], start[rows], end[rows], rows)
 
     def _needed(self, layout: Layout) -> Bools:
         return _of_operands(layout, layout.parted[:, layout.tables.operands.result])
+
+
+class DelayedOperands(PartedOperands):
+    """Operands of such loops that only the optimizer needs, which run beside later products.
+
+    XLA moves the shards of the sum meanwhile, and the operands wait.
+    """
+
+    name, scope, label = "delayed operands", Entity.VALUE_CLASS, "value"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        live, products = ranges.live, ranges.of_products
+        uses = products[live.delayed[products] > 0]
+        uses = uses[(ranges.size > ranges.floor)[ranges.use_value[uses]]]
+        uses = uses[~ranges.host[ranges.use_value[uses]]]
+        count = len(ranges.value_class)
+        end, last = np.zeros((2, count), dtype=np.int64)
+        np.maximum.at(end, ranges.use_value[uses], live.delayed[uses])
+        np.maximum.at(last, ranges.use_value[products], ranges.use_op[products])
+        values = np.unique(ranges.use_value[uses])
+        computed = [live.exists[v] or ranges.is_computed(v) for v in values.tolist()]
+        values = values[np.array(computed, dtype=bool)]
+        start = np.where(live.exists[values], live.end[values], last[values]) + 1
+        later = start <= end[values]
+        values, start = values[later], start[later]
+        return Lifetimes(ranges.value_class[values], start, end[values] + 1, values)
 
 
 class WaitingOperands(Term):
