@@ -51,6 +51,42 @@ def test_images_and_features_are_in_tiles() -> None:
     }  # fmt: skip
 
 
+def test_values_in_other_tiles_are_apart() -> None:
+    """Of the same size and sharding, but before a convolution and before a product."""
+
+    def step(x: jax.Array, y: jax.Array, kernel: jax.Array, mixing: jax.Array) -> Any:
+        return convolved(jnp.tanh(x), kernel), jnp.tanh(y) @ mixing
+
+    images = f32(9, 32, 32, 64)
+    analysis = toast.analyze(step, images, images, f32(3, 3, 64, 64), f32(64, 64), platform="tpu")
+    model = CostModel(Space(analysis, Mesh.parse("d=2"), min_dimensions=0), load("tpu-v5e"))
+    program = analysis.program
+    one, other = (v for v, op in enumerate(program.makers) if program.kind(op) == "tanh")
+    tiled, classes = model.tables.values.tiled, model.tables.value_class
+    assert classes[one] != classes[other]
+    assert tiled[classes[one]].tolist() == [True, False, False, True]
+    assert tiled[classes[other]].all()
+
+
+def test_arguments_have_tiles_of_their_own() -> None:
+    """What else reads them does not follow from the convolution."""
+
+    def step(images: jax.Array, kernel: jax.Array) -> Any:
+        return jnp.tanh(images), jnp.sin(convolved(images, kernel))
+
+    dims = tiles(step, f32(*IMAGES), f32(3, 3, 256, 256))
+    assert "tanh" not in dims
+    assert dims["sine"] == (0, 3)
+
+
+def test_a_transpose_before_a_convolution_has_its_tiles() -> None:
+    def step(images: jax.Array, kernel: jax.Array) -> jax.Array:
+        return convolved(jnp.tanh(images).transpose(0, 2, 3, 1), kernel)
+
+    dims = tiles(step, f32(9, 256, 32, 32), f32(3, 3, 256, 256))
+    assert dims["tanh"] == (0, 1)  # images and features
+
+
 def test_gradients_of_kernels_have_the_tiles_of_images() -> None:
     def gradient(images: jax.Array, kernel: jax.Array) -> jax.Array:
         return jax.grad(lambda k: jnp.sin(convolved(jnp.tanh(images), k)).sum())(kernel)

@@ -13,8 +13,6 @@ an op of another kind, it may not tie that axis to the value, and a constraint s
 
 from __future__ import annotations
 
-import dataclasses
-
 from toast.cost.liveness import SOURCES
 from toast.frontend import mlir
 from toast.program import Program, Shardings, Spec
@@ -35,16 +33,6 @@ _SIMPLIFIED = frozenset({
 _BOUNDARIES = BOUNDARY | mlir.OF_REGIONS
 
 
-@dataclasses.dataclass(frozen=True)
-class _KnownAxes:
-    """The axes of values that ops before them, or constraints, decide."""
-
-    #: All of them, by value.
-    all: dict[int, set[str]] = dataclasses.field(default_factory=dict)
-    #: Without those that come through a broadcast: propagation may find others first.
-    firm: dict[int, set[str]] = dataclasses.field(default_factory=dict)
-
-
 def implied_values(program: Program, shardings: Shardings) -> frozenset[int]:
     """The values whose shardings follow from those of the ops around them."""
     stated = {program.ops[op].operands[index] for op, index in shardings.uses}
@@ -55,7 +43,10 @@ def implied_values(program: Program, shardings: Shardings) -> frozenset[int]:
             stated |= {*op.operands}
         if program.kind(number) not in _SIMPLIFIED:
             of_others |= {*op.operands}
-    known = _KnownAxes()
+    # By value, the axes that ops before it, or constraints, decide; and those of them that do not
+    # come through a broadcast: propagation may shard the operands of a sum along others before it
+    # reaches what a broadcast says.
+    known, certain = dict[int, set[str]](), dict[int, set[str]]()
     implied = set[int]()
     for number, op in enumerate(program.ops):
         kind = program.kind(number)
@@ -64,23 +55,23 @@ def implied_values(program: Program, shardings: Shardings) -> frozenset[int]:
             if value in shardings.sums:
                 # Propagation would scatter, as the sum, what the op adds to.
                 scattered = axes - _axes(shardings.sums[value])
-                implied -= {v for v in op.operands if scattered - known.firm[v]}
+                implied -= {v for v in op.operands if scattered - certain[v]}
             if kind in SOURCES:  # never stated
-                known.all[value] = known.firm[value] = set()
+                known[value] = certain[value] = set()
                 continue
-            known.all[value] = known.firm[value] = axes
+            known[value] = certain[value] = axes
             if kind not in _SIMPLIFIED or len(op.results) != 1 or value in stated:
                 continue
-            before, firm = set[str](), set[str]()
+            before, surely = set[str](), set[str]()
             for index, operand in enumerate(op.operands):
                 used = _axes(shardings.at(program, number, index))
                 resharded = (number, index) in shardings.uses
-                before |= used if resharded else used & known.all[operand]
-                firm |= used if resharded else used & known.firm[operand]
+                before |= used if resharded else used & known[operand]
+                surely |= used if resharded else used & certain[operand]
             if not (axes - before and value in of_others):
                 implied.add(value)
-                known.all[value] = axes & before
-                known.firm[value] = axes & firm if kind != "broadcast_in_dim" else set()
+                known[value] = axes & before
+                certain[value] = axes & surely if kind != "broadcast_in_dim" else set()
     return frozenset(implied)
 
 
