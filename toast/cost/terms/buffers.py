@@ -86,7 +86,7 @@ class ArgumentCopies(Term):
 
     name, scope, label = "argument copies", Entity.USE_CLASS, "copy"
 
-    def seconds(self, layout: Layout) -> Floats:
+    def seconds(self, layout: Layout) -> Floats | None:
         copied = self.bytes(layout) + layout.copies * self._gathered(layout)
         copied = copied * layout.tables.uses.overwriting
         return np.asarray(_ACCESSES * copied / layout.machine.hardware.memory_bytes_per_s)
