@@ -160,7 +160,9 @@ def report(rows: Sequence[Row]) -> str:
         figures("**all**", rows),
         figures("**open**", [row for row in rows if not row.held_out]),
         figures("**held out**", [row for row in rows if row.held_out]),
-    ]
+        *(figures(f"**{form}**", [row for row in rows if f", {form}," in row.program])
+          for form in ("scanned", "unrolled")),
+    ]  # fmt: skip
     for number in sorted({row.seed for row in rows}):
         mine = [row for row in rows if row.seed == number]
         words = mine[0].program.split(", ")
