@@ -339,8 +339,8 @@ class Layout(LocalLayout):
     def _may_be_parted(self) -> Bools:
         """``[S, C]`` whether XLA for TPUs may compute a product in parts, for a scattered sum.
 
-        It does not if the sum is over further axes, or if other axes shard the dimension of the
-        parts, too.
+        It does not if other axes shard the dimension of the parts, too, and seldom if the sum is
+        over further axes.
         """
         parts = self.devices[self.scattered]
         scattered_alone = (parts > 1) & (parts <= _MOST_PARTS) & (self.partial == self.scattered)

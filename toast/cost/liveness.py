@@ -421,7 +421,7 @@ def _delays(
 def _extend_delayed(
     program: Program, exists: Bools, use_op: Ints, use_value: Ints, use_end: Ints, until: Ints
 ) -> None:
-    """Extend uses to the ops ``until`` which their products are delayed (``[uses]``, or 0).
+    """Extend uses to the ops until which their products are delayed: ``until`` (``[uses]``, or 0).
 
     If the kernel of a product computes an operand that is not float32, what it computes it from
     waits.

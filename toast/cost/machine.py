@@ -20,7 +20,7 @@ _ROWS = 8
 #: Values smaller than this fraction of all memory do not affect the peak.
 NEGLIGIBLE = 1e-6
 
-#: XLA keeps small temporaries in fast memory: a half of it, and of few, almost all.  Fitted to
+#: XLA keeps small temporaries in fast memory: about half of it, and of few, almost all.  Fitted to
 #: the peaks of programs that XLA compiled.
 _FAST_ROOM, _FAST_SHARE = 0.56, 0.9
 

@@ -86,8 +86,8 @@ class ArgumentCopies(Term):
 
     name, scope, label = "argument copies", Entity.USE_CLASS, "copy"
 
-    def seconds(self, layout: Layout) -> Floats | None:
-        copied = self.bytes(layout) + layout.copies * self._gathered(layout)
+    def seconds(self, layout: Layout) -> Floats:
+        copied = self.bytes(layout) + layout.copies * _gathered_along_last(layout)
         copied = copied * layout.tables.uses.overwriting
         return np.asarray(_ACCESSES * copied / layout.machine.hardware.memory_bytes_per_s)
 
@@ -106,26 +106,11 @@ class ArgumentCopies(Term):
 
     def bytes(self, layout: Layout) -> Floats:
         value = np.take(layout.value_memory, layout.tables.uses.value, axis=1)
-        copied = np.where(self._of_whole_tiles(layout), layout.copies, value)
-        return np.asarray(copied * self._gathered(layout))
-
-    def _of_whole_tiles(self, layout: Layout) -> Bools:
-        """``[S, U]`` whether shards along the last dimension of a value are whole tiles."""
-        value, lanes = layout.tables.uses.value, layout.machine.hardware.lanes
-        sizes, last = layout.tables.values.sizes[value], layout.tables.values.rank[value] - 1
-        shards = layout.devices[axes_of(layout.before == last[:, None])]
-        return np.asarray(sizes[np.arange(len(value)), last] % (shards * lanes) == 0)
-
-    def _gathered(self, layout: Layout) -> Bools:
-        """``[S, U]`` whether a copy is gathered along the last dimension of its value."""
-        if layout.machine.hardware.lanes <= 1:
-            return np.zeros(layout.used.shape[:2], dtype=bool)
-        last = layout.tables.values.rank[layout.tables.uses.value] - 1
-        gathered = (layout.before == last[:, None]) & (layout.used < 0)
-        return np.asarray(gathered.any(axis=2) & (last >= 0))
+        copied = np.where(_of_whole_tiles(layout), layout.copies, value)
+        return np.asarray(copied * _gathered_along_last(layout))
 
 
-class LookupCopies(ArgumentCopies):
+class LookupCopies(Term):
     """Tables that are gathered along their last dimension, in rows for a lookup.
 
     That dimension leads in the result of the gather if shards are not whole tiles, and a kernel
@@ -133,9 +118,6 @@ class LookupCopies(ArgumentCopies):
     """
 
     name, scope, label = "lookup copies", Entity.USE_CLASS, "copy"
-
-    def seconds(self, layout: Layout) -> None:
-        return None
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
         looks = np.array([kind == "gather" for kind in ranges.program.kinds], dtype=bool)
@@ -145,8 +127,25 @@ class LookupCopies(ArgumentCopies):
         return Lifetimes(ranges.use_class[uses], start, start + 1, ranges.use_value[uses])
 
     def bytes(self, layout: Layout) -> Floats:
-        apart = self._gathered(layout) & ~self._of_whole_tiles(layout)
+        apart = _gathered_along_last(layout) & ~_of_whole_tiles(layout)
         return np.asarray(layout.copies * (apart & layout.tables.uses.lookup))
+
+
+def _of_whole_tiles(layout: Layout) -> Bools:
+    """``[S, U]`` whether shards along the last dimension of a value are whole tiles."""
+    value, lanes = layout.tables.uses.value, layout.machine.hardware.lanes
+    sizes, last = layout.tables.values.sizes[value], layout.tables.values.rank[value] - 1
+    shards = layout.devices[axes_of(layout.before == last[:, None])]
+    return np.asarray(sizes[np.arange(len(value)), last] % (shards * lanes) == 0)
+
+
+def _gathered_along_last(layout: Layout) -> Bools:
+    """``[S, U]`` whether a copy is gathered along the last dimension of its value."""
+    if layout.machine.hardware.lanes <= 1:
+        return np.zeros(layout.used.shape[:2], dtype=bool)
+    last = layout.tables.values.rank[layout.tables.uses.value] - 1
+    gathered = (layout.before == last[:, None]) & (layout.used < 0)
+    return np.asarray(gathered.any(axis=2) & (last >= 0))
 
 
 class SharedCopies(Term):
@@ -365,7 +364,8 @@ class PartedOperands(SecondBuffers):
         values = values[(ranges.size > ranges.floor)[values] & ~ranges.host[values]]
         values = values[np.array([ranges.is_computed(v) for v in values.tolist()], dtype=bool)]
         start[values] = np.where(ranges.expensive[values], start[values], end[values] - 1)
-        # What waits beside a value is sharded as it is, and counts as several of it.
+        # What waits beside a value is sharded as it is, and counts as several of it.  XLA computes
+        # it apart from the gradients of float32 products.
         beside = [
             value for value in values[ranges.expensive[values]].tolist()
             if ranges.program.values[value].type.dtype != "f32"
