@@ -43,7 +43,13 @@ from toast.cost.product_reads import (
 )
 from toast.cost.program_loops import loops_around, loops_of
 from toast.cost.reshard_runs import reshard_runs
-from toast.cost.rounding import carries_rounded, lookups_rounded, rounded_stacks, stored_rounded
+from toast.cost.rounding import (
+    carries_rounded,
+    lookups_rounded,
+    operands_rounded,
+    rounded_stacks,
+    stored_rounded,
+)
 from toast.cost.shared_kernels import UPDATING
 from toast.cost.step_rows import row_accesses, step_reads
 from toast.cost.sum_tables import added_sums, waiting_sums
@@ -154,7 +160,8 @@ def build(
     value_bytes = np.array(program.value_bytes, dtype=np.float64)
     operand_types = dict.fromkeys(PRODUCTS, product_operands)
     operand_types |= dict.fromkeys(GROUPED, grouped_operands)
-    stored, of_products = np.ones(len(program.values)), np.zeros(len(names.use_op), dtype=bool)
+    stored, as_operand = np.ones((2, len(program.values)))
+    of_products = np.zeros(len(names.use_op), dtype=bool)
     repeats = repeated(program, live) if lanes > 1 else {}
     headed = np.full(len(program.values), -1)
     if lanes > 1:
@@ -165,6 +172,7 @@ def build(
     if lanes > 1 and product_operands:
         half = element_bytes(product_operands) / element_bytes("f32")
         stored[stored_rounded(program, live, names.use_op, names.use_value)] = half
+        as_operand[operands_rounded(program, live, names.use_op, names.use_value)] = half
     *accesses, idle = stretched(
         program, live, names.use_op, names.use_value,
         _accesses(
@@ -224,14 +232,15 @@ def build(
     )  # fmt: skip
     kernels = _kernel_terms(rules, factors + 1)
     working = np.flatnonzero((ops.flops > 0)[classes.of_op])
-    operands = _operands(program, analysis.rules, names.signature, product_ops, grouped)
+    operands = _operands(program, analysis.rules, names.signature, product_ops, grouped, tiles)
     work = ops.flops[classes.of_op[working]] * np.array(program.repeats)[working]
     scratch = _workspaces(program, rules, op_class_of_value)
     rings: Bools = np.array([bool(rule.rings) for rule in analysis.rules])[names.signature]
     early = _early(program, live, names.use_op, names.use_value, grouped)
     ranges = LiveRanges(
         program, live, names.use_op, names.use_value, grouped.of_value, grouped.of_use,
-        len(grouped.use_value), grouped.pairs, operands.value, value_bytes,
+        len(grouped.use_value), grouped.pairs, operands.value,
+        operands.value[operands.images], value_bytes,
         NEGLIGIBLE * float(value_bytes.sum()), summed, scratch,
         rings[names.use_op],
         host.inside,
@@ -253,7 +262,7 @@ def build(
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
-        rules, ranges.rounded, remade, stored, headed, tiles, constant, allocated, sums,
+        rules, ranges.rounded, remade, stored, as_operand, headed, tiles, constant, allocated, sums,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -436,6 +445,7 @@ def _value_classes(
     rounded: Lifetimes,
     remade: Bools,
     stored: Floats,
+    as_operand: Floats,
     headed: Ints,
     tiles: Mapping[int, tuple[int, ...]],
     constant: Bools,
@@ -460,6 +470,7 @@ def _value_classes(
         sums=grouped.sums,
         bytes=np.array([program.value_bytes[v] for v in values.tolist()], dtype=np.float64),
         stored=stored[values],
+        as_operand=as_operand[values],
         sizes=np.array([
             (*type_.shape, *(1,) * (rank - len(type_.shape))) for type_ in types
         ], dtype=np.int64),
@@ -1149,22 +1160,29 @@ def _operands(
     signature: Ints,
     products: list[int],
     grouped: _Grouped,
+    tiles: Mapping[int, tuple[int, ...]],
 ) -> ProductOperands:
     """Pairs of value classes: an operand of products, and their result."""
     rank = _rank(program)
     along: dict[tuple[int, int], Bools] = {}
+    images: set[tuple[int, int]] = set()
     for op in products:
         rule, result = rules[signature[op]], program.ops[op].results[0]
         for tensor, operand in zip(rule.operands, program.ops[op].operands, strict=True):
             factors = {factor for stack in tensor for factor in stack}
             key = int(grouped.of_value[operand]), int(grouped.of_value[result])
             row = along.setdefault(key, np.zeros(rank, dtype=bool))
+            if program.kinds[op] == "convolution" and operand in tiles:
+                images.add(key)
             for d, stack in enumerate(rule.results[0]):
                 row[d] |= not factors.isdisjoint(stack)
     keys = sorted(along)
     value, result_class = np.array(keys, dtype=np.int64).reshape(-1, 2).T
     return ProductOperands(
-        value, result_class, np.array([along[key] for key in keys], dtype=bool).reshape(-1, rank)
+        value,
+        result_class,
+        np.array([along[key] for key in keys], dtype=bool).reshape(-1, rank),
+        np.array([key in images for key in keys], dtype=bool),
     )
 
 

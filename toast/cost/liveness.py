@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -154,6 +155,7 @@ class LiveRanges:
     use_classes: int
     pairs: CopyPairs
     operands: Ints  # value classes of the operands of products
+    images: Ints  # those of images that convolutions read
     size: Floats  # [values] bytes
     floor: float  # bytes up to which a value does not affect the peak
     reduces: Bools  # [values] whether the defining op reduces
@@ -202,25 +204,30 @@ class LiveRanges:
         return again
 
     def picked_beside(self, value: int) -> list[int]:
-        """Values that one kernel writes with ``value``, if this is in memory, too.
+        """Values that one kernel writes together with ``value``, if ``value`` is in memory.
 
         A gather picks single elements from them, and they follow from the same value in memory: the
         logarithms of a loss's probabilities, beside the gradient of its logits.
         """
-        shape = self.program.values[value].type.shape
-        return [
-            other for other in self._picked
+        shape, sources = self.program.values[value].type.shape, self._sources(value)
+        return sorted({
+            other for source in sources for other in self._picked.get(source, ())
             if self.maker[other] < self.maker[value]
             and self.program.values[other].type.shape == shape
-            and self._sources(other) & self._sources(value)
-        ]  # fmt: skip
+        })  # fmt: skip
 
     @functools.cached_property
-    def _picked(self) -> list[int]:
-        """Values of elementwise kernels that are in memory because a gather picks from them."""
-        kinds = [*self.live.kinds]
-        picked = sorted(_picked_from(self.program, kinds))
-        return [v for v in picked if self.live.exists[v] and kinds[self.maker[v]] not in _STORED]
+    def _picked(self) -> Mapping[int, Sequence[int]]:
+        """By source: values of elementwise kernels that are in memory because a gather picks them.
+
+        The sources are those of :meth:`_sources`.
+        """
+        kinds, picked = [*self.live.kinds], defaultdict[int, list[int]](list)
+        for value in sorted(_picked_from(self.program, kinds)):
+            if self.live.exists[value] and kinds[self.maker[value]] not in _STORED:
+                for source in self._sources(value):
+                    picked[source].append(value)
+        return picked
 
     def _sources(self, value: int) -> set[int]:
         """The values in memory, at least half as large, from which a kernel computes a value."""

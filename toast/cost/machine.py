@@ -113,6 +113,20 @@ class Machine:
         padded = self._paddings(local, self._in_tiles(local, sizes, tiled), packed)
         return np.asarray(sizes.shape[-1] - 1 - padded[..., ::-1].argmin(axis=-1))
 
+    def padding_of_images(self, sizes: Ints, tiled: Bools, element: Floats, dims: Dims) -> Floats:
+        """The bytes of images with the images in the lanes, over those in their own layout.
+
+        The arguments are those of :meth:`lane_padding`.  Fewer images than a tile has rows are
+        computed in bands, in another layout: 1.0.
+        """
+        packed = np.maximum(LANE_BYTES / np.asarray(element), 1.0)
+        local = self._local(sizes, dims)
+        first = np.broadcast_to(np.argmax(tiled, axis=-1)[..., None], (*local.shape[:-1], 1))
+        padded = self._paddings(local, np.broadcast_to(tiled, local.shape), packed)
+        padding = np.take_along_axis(padded, first, axis=-1)[..., 0] / padded.min(axis=-1)
+        enough = np.take_along_axis(local, first, axis=-1)[..., 0] >= _ROWS
+        return np.asarray(np.where(enough, padding, 1.0))
+
     def _local(self, sizes: Ints, dims: Dims) -> Floats:
         """``[..., R]`` elements of a device's part of tensors along each dimension."""
         local = np.broadcast_to(sizes, (*dims.shape[:-1], sizes.shape[-1])).astype(np.float64)

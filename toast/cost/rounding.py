@@ -45,8 +45,7 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
     """``[values]`` whether a float32 value is in memory in the element type of products.
 
     It is if only matrix products read the value, directly or through ops that move elements, or
-    through a stack that a loop fills and another reads.  Convolutions read images in float32.  If a
-    matrix product needs in memory what its kernel could compute, this is rounded for the product.
+    through a stack that a loop fills and another reads.  Convolutions read images in float32.
     """
     uses: list[list[int]] = [[] for _ in program.values]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
@@ -71,12 +70,20 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
                 kinds[program.makers[number]] in _LOOPED and not rounded[other[number]]
             ):
                 rounded[number], changed = False, True
-    computed = [
-        value.type.dtype == "f32" and kinds[value.op] not in PRODUCTS
-        and any(kinds[op] in MATRIX_PRODUCTS for op in users)
-        for value, users in zip(program.values, uses, strict=True)
-    ]  # fmt: skip
-    return np.where(live.exists, rounded, computed)
+    return np.asarray(live.exists & np.array(rounded, dtype=bool))
+
+
+def operands_rounded(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Bools:
+    """``[values]`` whether a float32 value that kernels compute is an operand of a matrix product.
+
+    If the product needs its operand in memory, the operand is rounded for it.
+    """
+    kinds = live.kinds
+    of_product = np.zeros(len(program.values), dtype=bool)
+    of_product[use_value[[kinds[op] in MATRIX_PRODUCTS for op in use_op.tolist()]]] = True
+    wide = [value.type.dtype == "f32" for value in program.values]
+    computed = [kinds[value.op] not in PRODUCTS for value in program.values]
+    return np.asarray(of_product & ~live.exists & np.array(wide) & np.array(computed))
 
 
 def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:

@@ -126,6 +126,7 @@ class ValueClasses(EntityTable):
     sums: Ints  # all-reduces of them in a step, if they are summed whole over devices
     bytes: Floats  # of one unsharded value
     stored: Floats  # share of these that is in memory, unless the value is summed over devices
+    as_operand: Floats  # bytes of the operand of a loop over those of a value that kernels compute
     sizes: Ints  # [C, R] elements along each dimension, 1 beyond its rank
     rank: Ints  # number of dimensions
     tiled: Bools  # [C, R] dimensions that may be in its tiles
@@ -237,6 +238,7 @@ class ProductOperands(EntityTable):
     value: Ints
     result: Ints  # value class of the products' results
     along: Bools  # [rows, R] dimensions of the result that the operand has, too
+    images: Bools  # whether the operand consists of images, and the product is a convolution
 
 
 @dataclasses.dataclass(frozen=True)

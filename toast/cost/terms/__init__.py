@@ -6,6 +6,7 @@ from toast.cost.terms.buffers import (
     Copies,
     DelayedOperands,
     EarlyCopies,
+    ImagesInLanes,
     LookupCopies,
     MergedSums,
     PartedOperands,
@@ -61,7 +62,8 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), LookupCopies(),
     SharedCopies(), WholeSums(), MergedSums(), SecondBuffers(), PartedOperands(),
-    DelayedOperands(), WaitingOperands(), RoundedStacks(), Workspaces(), RingBuffers(),
+    DelayedOperands(), ImagesInLanes(), WaitingOperands(), RoundedStacks(), Workspaces(),
+    RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums and of gathers.

@@ -375,6 +375,9 @@ class PartedOperands(SecondBuffers):
         rows = np.array([*values.tolist(), *beside], dtype=np.int64)
         return Lifetimes(ranges.value_class[rows], start[rows], end[rows], rows)
 
+    def bytes(self, layout: Layout) -> Floats:
+        return super().bytes(layout) * layout.tables.values.as_operand
+
     def _needed(self, layout: Layout) -> Bools:
         return _of_operands(layout, layout.parted[:, layout.tables.operands.result])
 
@@ -396,13 +399,60 @@ class DelayedOperands(PartedOperands):
         end, last = np.zeros((2, count), dtype=np.int64)
         np.maximum.at(end, ranges.use_value[uses], live.delayed[uses])
         np.maximum.at(last, ranges.use_value[products], ranges.use_op[products])
-        values = np.unique(ranges.use_value[uses])
+        # Arguments are in memory anyway.
+        values = np.setdiff1d(ranges.use_value[uses], ranges.program.argument_values)
         computed = [live.exists[v] or ranges.is_computed(v) for v in values.tolist()]
         values = values[np.array(computed, dtype=bool)]
         start = np.where(live.exists[values], live.end[values], last[values]) + 1
         later = start <= end[values]
         values, start = values[later], start[later]
         return Lifetimes(ranges.value_class[values], start, end[values] + 1, values)
+
+
+class ImagesInLanes(PartedOperands):
+    """The padding of images that loops slice along their features.
+
+    The gradient of a kernel, scattered along the features that it sums images for, is a loop that
+    slices them.  If slices are no whole rows of tiles, XLA keeps the images in another layout from
+    the first kernel that writes them: the images are in the lanes, and the features in the rows.
+    """
+
+    name, scope, label = "images in lanes", Entity.VALUE_CLASS, "padding"
+    of_loops = True
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        live, computed = ranges.live, super().lifetimes(ranges)
+        rows = ranges.stored[np.isin(ranges.value_class[ranges.stored], ranges.images)]
+        stored = Lifetimes(ranges.value_class[rows], live.start[rows], live.end[rows] + 1, rows)
+        return Lifetimes.joined([stored, computed.take(np.isin(computed.entity, ranges.images))])
+
+    def bytes(self, layout: Layout) -> Floats:
+        return np.where(self._needed(layout), self.most_bytes(layout), 0.0)
+
+    def _needed(self, layout: Layout) -> Bools:
+        operands, values = layout.tables.operands, layout.tables.values
+        result, rows = operands.result, np.flatnonzero(operands.images)
+        sliced = np.zeros((len(layout.held), len(operands)), dtype=bool)
+        for axis in range(layout.held.shape[-1] if len(rows) else 0):
+            dim = layout.settled[:, result[rows], axis]
+            shards = layout.devices[axes_of(layout.settled[:, result[rows]] == dim[..., None])]
+            size = values.sizes[result[rows], np.maximum(dim, 0)] / shards
+            here = (layout.scattered[:, result[rows]] >> np.uint8(axis)) & 1 > 0
+            here &= size % layout.machine.hardware.lanes != 0
+            sliced[:, rows] |= here & operands.along[rows, dim]
+        return _of_operands(layout, layout.parted[:, result] & sliced)
+
+    def most_bytes(self, layout: Layout) -> Floats:
+        operands, values = layout.tables.operands, layout.tables.values
+        padding = np.zeros(layout.value_memory.shape)
+        some = np.unique(operands.value[operands.images])
+        if len(some) and layout.machine.hardware.lanes > 1:
+            share = layout.machine.padding_of_images(
+                values.sizes[some], values.tiled[some], values.element[some],
+                layout.settled[:, some],
+            )  # fmt: skip
+            padding[:, some] = layout.value_memory[:, some] * np.maximum(share - 1.0, 0.0)
+        return padding
 
 
 class WaitingOperands(Term):
@@ -417,7 +467,7 @@ class WaitingOperands(Term):
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
         program, live = ranges.program, ranges.live
-        loops = loops_of(program)
+        loops, arguments = loops_of(program), frozenset(program.argument_values)
         first = np.full(len(program.values), len(program.ops), dtype=np.int64)
         np.minimum.at(first, ranges.use_value, live.late[ranges.use_op])
         rows: list[tuple[int, int, int, int]] = []
@@ -426,7 +476,7 @@ class WaitingOperands(Term):
             needed = first[program.ops[op].results[0]]
             end = max((n.end for n in loops if op < n.begin and n.end < needed), default=-1)
             begin = max(live.use_end[use], live.end[value]) + 1
-            if begin <= end and ranges.size[value] > ranges.floor:
+            if begin <= end and ranges.size[value] > ranges.floor and value not in arguments:
                 rows.append((int(ranges.value_class[value]), int(begin), end + 1, value))
         last = {row[3]: row for row in sorted(rows)}  # of an operand of several products
         return Lifetimes(*np.array([*last.values()], dtype=np.int64).reshape(-1, 4).T)

@@ -254,7 +254,10 @@ class GatherCopies(Term):
         values = layout.tables.values
         last = values.rank[uses.value[use]] - 1
         here = (dims == last[:, None]) & gathered
-        wide = values.sizes[uses.value[use], last] / layout.devices[axes_of(here)]
+        wide = (
+            values.sizes[uses.value[use], last]
+            / layout.devices[axes_of(layout.before[state, use] == last[:, None])]
+        )
         apart = here.any(axis=1) & (wide % hardware.lanes != 0)
         elements = (
             values.sizes[uses.value[use]].prod(axis=1)
