@@ -1055,7 +1055,8 @@ def _products(
     tile = np.ones((len(products), 2), dtype=np.int64)
     tile_factor = np.full((len(products), 2), factors, dtype=np.int64)
     images = np.zeros(len(products), dtype=np.int64)
-    image_factor = np.full(len(products), -1, dtype=np.int64)
+    image_factor, feature_factor = np.full((2, len(products)), -1, dtype=np.int64)
+    features, back = np.zeros_like(images), np.zeros(len(products), dtype=bool)
     for row, k in enumerate(products.tolist()):
         number = analysis.names.signature[representative[k]]
         rule, signature = analysis.rules[number], analysis.program.signatures[number]
@@ -1096,7 +1097,22 @@ def _products(
             images[row] = signature.operands[0].shape[dim]
             if len(stack := rule.operands[0][dim]) == 1:
                 image_factor[row] = stack[0]
-    return Products(products, sizes, groups, vector, tile, tile_factor, images, image_factor)
+            summed, produced, batch, feature = (
+                int(str(signature.attribute(f"{name}_dimension"))) for name in _FEATURES
+            )
+            if batch == dim:
+                features[row] = signature.operands[0].shape[feature]
+                if len(own := rule.operands[0][feature]) == 1:
+                    feature_factor[row] = own[0]
+                back[row] = produced < summed
+    return Products(
+        products, sizes, groups, vector, tile, tile_factor, images, image_factor,
+        features, feature_factor, back,
+    )  # fmt: skip
+
+
+#: Dimensions of a convolution: what the kernel sums and produces, the images, what is summed.
+_FEATURES = ("kernel_input_feature", "kernel_output_feature", "input_batch", "input_feature")
 
 
 def _image_dimension(signature: Signature) -> int:

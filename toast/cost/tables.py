@@ -72,6 +72,11 @@ class Products(EntityTable):
     tile_factor: Ints  # [P, 2], F without such a product or if the product sums over the rows
     images: Ints  # of a convolution, 0 for other products
     image_factor: Ints  # the factor of the images; -1 if there are none, or several
+    #: Features of an image that a convolution sums at every position of its window, and their
+    #: factor, -1 for several.  The gradient of a kernel sums over images: 0.
+    features: Ints
+    feature_factor: Ints
+    reversed: Bools  # the kernel leads with the features of the result: a gradient of images
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,8 +69,8 @@ class ProductWork(LocalTerm):
         shards = layout.devices[axes_of(held < t.slots.dim.shape[1] - 1)]
         summed = t.products.size[:, 2] > 1
         whole = np.where(summed, (t.ops.peak_seconds * t.ops.count)[op_class], 0.0)
-        whole = whole * self.image_share(layout, held)
         size, memory = self.local_size(layout, held), hardware.memory_bytes_per_s
+        whole = whole * self.image_share(layout, held, size)
         flops = hardware.products.seconds(size, whole / shards, memory)
         rate, vector = hardware.vector_products_per_s, np.zeros(flops.shape, dtype=bool)
         if rate < np.inf:
@@ -153,19 +153,40 @@ class ProductWork(LocalTerm):
         share = _PER_TILE * SUBLANES / rows + (1 - _PER_TILE)
         return np.where(few & (width % lanes == 0), share, 1.0)
 
-    def image_share(self, layout: LocalLayout, held: Ints) -> Floats:
-        """``[S, P]`` the images that a convolution computes over those that a device has.
+    def image_share(self, layout: LocalLayout, held: Ints, size: Floats) -> Floats:
+        """``[S, P]`` the work of a convolution over that of a product of its size.
 
-        Tiles of convolutions contain eight images.  Of fewer images, XLA computes bands at once,
-        whose borders overlap.
+        With its features in the lanes of tiles, a convolution multiplies the features of one
+        position of its window at once, and whole rows of tiles of images.  If the images fill lanes
+        better, they are there: it multiplies the features of several positions at once, and does
+        not pad those of its result.  Of fewer images than a tile has rows, XLA computes bands at
+        once, whose borders overlap.  ``size`` is that of :meth:`local_size`.
         """
-        products = layout.tables.products
-        if layout.machine.hardware.lanes == 1 or not products.images.any():
+        t, hardware = layout.tables, layout.machine.hardware
+        products, lanes = t.products, hardware.lanes
+        if lanes == 1 or not products.images.any():
             return np.ones(1)
-        shards = layout.devices[axes_of(held == products.image_factor[:, None])]
-        local = np.maximum(products.images / shards, 1.0)
-        share = np.ceil(local / SUBLANES) * SUBLANES / local
-        share = np.where(local < SUBLANES, np.minimum(share, _BANDED), share)
+        images, features = (
+            np.maximum(count / layout.devices[axes_of(held == factor[:, None])], 1.0)
+            for count, factor in (
+                (products.images, products.image_factor),
+                (products.features, products.feature_factor),
+            )
+        )
+        columns, depth = size[..., 1], size[..., 2]
+        most = np.maximum(features, columns)
+        in_rows, in_lanes = _padding(images, SUBLANES), _padding(images, lanes)
+        turned = in_lanes * _padding(most, SUBLANES) < in_rows * _padding(most, lanes)
+        window = np.maximum(depth / features, 1.0)
+        once = features * window * _padding(features, lanes)
+        once = once / (depth * _padding(depth, hardware.products.depth))
+        apart = in_rows * np.where(features > SUBLANES, np.maximum(once, 1.0), 1.0)
+        unpadded = _padding(columns, SUBLANES) / _padding(columns, lanes)
+        joined = in_lanes * np.where(products.reversed, 1.0, unpadded)
+        share = np.where(turned, joined, apart)
+        share = np.where(products.features > 0, share, np.minimum(in_rows, in_lanes))
+        few = np.minimum(in_rows, _BANDED)
+        share = np.where(images < SUBLANES, few, share)
         return np.where(products.images > 0, share, 1.0)
 
     def local_size(self, layout: LocalLayout, held: Ints) -> Floats:
@@ -181,6 +202,11 @@ class ProductWork(LocalTerm):
             for side in range(size.shape[-1]):
                 size[..., side] /= np.where(group == side, devices, 1.0)
         return np.asarray(np.maximum(size, 1.0))  # for products without elements
+
+
+def _padding(size: Floats, whole: Floats | Ints | int) -> Floats:
+    """``size`` in ``whole`` tiles over ``size``."""
+    return np.asarray(np.ceil(size / whole) * whole / size)
 
 
 def arguments_alike(layout: LocalLayout) -> Bools:
