@@ -13,6 +13,7 @@ import toast
 from tests.helpers import f32
 from toast.cost import CostModel
 from toast.cost.image_tiles import tiles_of_images
+from toast.cost.terms.kernels import ProductWork
 from toast.hardware import Mesh, load
 from toast.space import Space
 
@@ -126,3 +127,25 @@ def test_images_are_padded(sizes: tuple[int, ...], padding: float) -> None:
         values.sizes[row], values.tiled[row], values.element[row], dims
     )  # fmt: skip
     assert float(share[0]) == pytest.approx(padding)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "work"),
+    [
+        ((56, 32, 32, 128), 1.0),
+        ((53, 32, 32, 128), 56 / 53),
+        ((56, 32, 32, 64), 2 * 9 / 10),  # nine halves of the unit's depth, not four and a half
+        ((256, 32, 32, 64), 0.5),  # images in lanes: 64 features of the result are not padded
+        ((4, 32, 32, 128), 1.5),  # in bands
+    ],
+)
+def test_work_of_convolutions(sizes: tuple[int, ...], work: float) -> None:
+    """As compiled for v5e: in each of these layouts, the cycles of single convolutions."""
+    analysis = toast.analyze(
+        convolved, f32(*sizes), f32(3, 3, sizes[3], sizes[3]), platform="tpu", cache=False
+    )
+    model = CostModel(Space(analysis, Mesh.parse("data=1")), load("tpu-v5e"))
+    layout = model.layout(model.space.initial[None])
+    held = np.take(layout.held, model.tables.products.op_class, axis=1)
+    size = ProductWork().local_size(layout, held)
+    assert ProductWork().image_share(layout, held, size)[0, 0] == pytest.approx(work)

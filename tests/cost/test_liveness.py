@@ -12,7 +12,7 @@ import pytest
 import toast
 from toast.cost import CostModel
 from toast.cost.liveness import Liveness, liveness
-from toast.cost.rounding import rounded_stacks, stored_rounded
+from toast.cost.rounding import operands_rounded, rounded_stacks, stored_rounded
 from toast.hardware import Mesh, load
 from toast.space import Space
 
@@ -357,10 +357,28 @@ def test_what_only_products_read_is_stored_in_their_element_type(form: str, roun
     analysis = analyzed(two, *(shape(256, 256, dtype="float32") for _ in range(3)))
     program, names = analysis.program, analysis.names
     ranges = live(analysis, 128)
-    found = ranges.exists & stored_rounded(program, ranges, names.use_op, names.use_value)
+    found = stored_rounded(program, ranges, names.use_op, names.use_value)
     assert [program.kind(program.values[v].op) for v in np.flatnonzero(found)] == (
         ["dot_general"] * rounded
     )
+
+
+def test_operands_of_loops_are_rounded_and_other_uses_are_not() -> None:
+    """A kernel computes an operand again for each use: the other use is of float32."""
+
+    def two(x: jax.Array, w: jax.Array) -> Any:
+        hidden = jnp.tanh(x)
+        return hidden @ w, jnp.cumsum(hidden, 0), (x @ w).sum()
+
+    analysis = analyzed(two, *(shape(256, 256, dtype="float32") for _ in range(2)))
+    program, names = analysis.program, analysis.names
+    found = operands_rounded(program, live(analysis, 128), names.use_op, names.use_value)
+    assert [program.kind(program.makers[v]) for v in np.flatnonzero(found)] == ["tanh"]
+    tables = CostModel(Space(analysis, Mesh.parse("d=2"), min_dimensions=0), load("tpu-v5e")).tables
+    (tanh,) = set(tables.value_class[found].tolist())
+    assert (tables.values.as_operand[tanh], tables.values.stored[tanh]) == (0.5, 1.0)
+    shares = tables.uses.share[tables.uses.value == tanh]
+    assert sorted(shares.tolist()) == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("elementwise", [False, True])

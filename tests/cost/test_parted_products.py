@@ -15,8 +15,15 @@ import toast
 from tests.helpers import action, after_each
 from toast.cost import DEFAULT_TERMS, CostModel, Memo, break_down
 from toast.cost.terms import Term
-from toast.cost.terms.buffers import DelayedOperands, LookupCopies, PartedOperands
+from toast.cost.terms.buffers import (
+    DelayedOperands,
+    ImagesInLanes,
+    LookupCopies,
+    PartedOperands,
+    WaitingOperands,
+)
 from toast.cost.terms.kernels import PartedProducts
+from toast.cost.terms.traffic import GatherCopies
 from toast.evaluation.optimum import random_legal
 from toast.hardware import COLLECTIVES, Collectives, Mesh, load
 from toast.space import Space, States
@@ -180,6 +187,52 @@ def test_the_operand_of_a_loop_of_convolutions_is_in_memory() -> None:
     assert without(CostModel(space, load("tpu-v5e")), PartedOperands, state) < 0.95
 
 
+@pytest.mark.parametrize(
+    ("images", "features", "along", "padding"),
+    [
+        (80, 128, 2, 128 / 16),  # 10 images on a device, else in tiles of 16 rows
+        (1024, 128, 2, None),  # they fill the lanes
+        (80, 1024, 2, None),  # slices are whole rows of tiles
+        (80, 128, 3, 128 / 16),  # slices of the gradient of the result
+        (24, 128, 2, None),  # in bands
+    ],
+)
+def test_images_are_in_lanes_if_a_loop_slices_their_features(
+    images: int, features: int, along: int, padding: float | None
+) -> None:
+    """As compiled for v5e and v4: FSDP with 10 images on a device keeps 8 times as much."""
+
+    def step(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(kernel: jax.Array) -> jax.Array:
+            y = jax.lax.conv_general_dilated(
+                jnp.tanh(x), kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            return jnp.sum(y.astype(jnp.float32) ** 2)
+
+        return kernel - 0.1 * jax.grad(loss)(kernel)
+
+    sizes = ((3, 3, features, features), (images, 32, 32, features))
+    shapes = (jax.ShapeDtypeStruct(size, "bfloat16") for size in sizes)
+    analysis = toast.analyze(step, *shapes, donate=(0,), platform="tpu")
+    space = Space(analysis, Mesh.parse("d=8"), min_dimensions=0)
+    state = space.initial
+    for argument, dimension in (("x", 0), ("kernel", along)):
+        state = space.apply(state, action(space, argument, dimension, "d"))
+    model = CostModel(space, load("tpu-v5e"))
+    layout = model.layout(state[None])
+    added = ImagesInLanes().bytes(layout)[0]
+    if padding is None:
+        assert not added.any()
+        return
+    (value,) = np.flatnonzero(added)
+    assert added[value] == pytest.approx(layout.value_memory[0, value] * (padding - 1))
+    tanh = next(
+        v for v, op in enumerate(analysis.program.makers) if analysis.program.kind(op) == "tanh"
+    )
+    assert (model.tables.value_class[tanh] == value) == (along == 2)
+    assert without(model, ImagesInLanes, state) < 0.95
+
+
 @pytest.mark.parametrize(("dtype", "values"), [("bfloat16", 3), ("float32", 1)])
 def test_log_probabilities_wait_beside_the_gradient_of_a_loop(dtype: str, values: int) -> None:
     """One kernel writes both: a float32 array counts as two of bfloat16."""
@@ -226,6 +279,29 @@ def test_operands_of_loops_wait_for_later_products(devices: int, waits: bool) ->
     assert (model.columns(model.layout(state[None]))[0, waiting].max() > 0) == waits
 
 
+def test_arguments_do_not_wait() -> None:
+    """They are in memory anyway."""
+
+    def step(w: jax.Array, extra: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        def loss(extra: list[jax.Array]) -> jax.Array:
+            y = x
+            for own in extra:
+                y = jnp.tanh(y @ w + x @ own)
+            return (y.astype(jnp.float32) ** 2).sum()
+
+        return [w - 0.1 * g for w, g in zip(extra, jax.grad(loss)(extra), strict=True)]
+
+    x = jax.ShapeDtypeStruct((1 << 18, 512), "bfloat16")
+    weight = jax.ShapeDtypeStruct((512, 512), "bfloat16")
+    analysis = toast.analyze(step, weight, [weight] * 4, x, donate=(1,), platform="tpu")
+    model = CostModel(Space(analysis, Mesh.parse("d=8"), min_dimensions=0), load("tpu-v6e"))
+    events, arguments = model.tables.events, analysis.program.argument_values
+    for term in (DelayedOperands, WaitingOperands):
+        block = model.tables.columns[term.name]
+        here = (events.column >= block.start) & (events.column < block.stop)
+        assert not {*events.value[here].tolist()} & {*arguments}
+
+
 @pytest.mark.parametrize(
     ("width", "along", "copied"), [(1024, 1, True), (2048, 1, False), (1024, 0, False)]
 )
@@ -248,6 +324,38 @@ def test_a_table_gathered_along_its_last_dimension_is_copied(
     (columns,) = model.columns(model.layout(state[None]))
     assert columns[model.tables.columns["copies"]].max() > 0
     assert (columns[model.tables.columns[LookupCopies.name]].max() > 0) == copied
+
+
+def test_products_read_gathered_tables_in_either_layout() -> None:
+    """Only lookups need rows."""
+    shapes = [jax.ShapeDtypeStruct(size, "bfloat16") for size in ((32768, 1024), (4096, 32768))]
+    analysis = toast.analyze(lambda table, x: x @ table, *shapes, platform="tpu")
+    space = Space(analysis, Mesh.parse("d=16"), min_dimensions=0)
+    state = space.initial
+    for argument, dimension in (("x", 0), ("table", 1)):
+        state = space.apply(state, action(space, argument, dimension, "d"))
+    model = CostModel(space, load("tpu-v5e"))
+    layout = model.layout(state[None])
+    assert layout.copies.max() > 0
+    assert not LookupCopies().bytes(layout).any()
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_time_of_a_lookup_s_copy_is_that_of_its_memory(both: bool) -> None:
+    """Shards of 256 columns are whole tiles, those of 64 are not."""
+    table = jax.ShapeDtypeStruct((262144, 1024), "bfloat16")
+    tokens = jax.ShapeDtypeStruct((65536,), "int32")
+    analysis = toast.analyze(lambda table, tokens: table[tokens], table, tokens, platform="tpu")
+    space = Space(analysis, Mesh.parse("d=4,m=4"), min_dimensions=0)
+    state = space.apply(space.initial, action(space, "tokens", 0, "d"))
+    for axis in ("d", "m") if both else ("d",):
+        state = space.apply(state, action(space, "table", 1, axis))
+    model = CostModel(space, load("tpu-v5e"))
+    layout = model.layout(state[None])
+    assert bool(LookupCopies().bytes(layout).any()) == both
+    seconds = GatherCopies().seconds(layout)
+    assert seconds is not None
+    assert (seconds.max() > 1e-3) == both
 
 
 @pytest.mark.parametrize(("devices", "waits"), [(2, True), (4, True), (8, False)])

@@ -38,6 +38,7 @@ MADE_OF: Mapping[str, str] = {
     "recomputed": "1 if the program recomputes (jax.checkpoint), otherwise 0",
     "irregular": "seconds of ragged products, sorts, gathers, scatters and slices at places that "
     "the program computes, of the step",
+    "convolutions": "seconds of convolutions, of the step",
     "exposed": "seconds of collectives that products do not hide, of the plan's step",
 }
 
@@ -274,6 +275,9 @@ def made_of(
     repeats = np.array([program.repeats[op] for op in representative.tolist()])
     kinds = [program.kind(op) for op in representative.tolist()]
     irregular: npt.NDArray[np.bool_] = np.array([kind in _IRREGULAR for kind in kinds], dtype=bool)
+    convolves: npt.NDArray[np.bool_] = np.array(
+        [kind == "convolution" for kind in kinds], dtype=bool
+    )
     seconds = max(float(class_seconds.sum()), 1e-30)
     longest = max(program.repeats, default=1)
     recomputed = any(signature.kind == "optimization_barrier" for signature in program.signatures)
@@ -284,6 +288,7 @@ def made_of(
         "long loops": min(1.0, math.log(max(longest, 1)) / math.log(_LONG)),
         "recomputed": float(recomputed),
         "irregular": float(class_seconds[irregular].sum() / seconds),
+        "convolutions": float(class_seconds[convolves].sum() / seconds),
     }
 
 

@@ -339,8 +339,8 @@ class Layout(LocalLayout):
     def _may_be_parted(self) -> Bools:
         """``[S, C]`` whether XLA for TPUs may compute a product in parts, for a scattered sum.
 
-        It does not if other axes shard the dimension of the parts, too, and seldom if the sum is
-        over further axes.
+        It does not if other axes shard the dimension of the parts, too.  If the sum is over further
+        axes, it seldom does: TOAST never prices such a loop.
         """
         parts = self.devices[self.scattered]
         scattered_alone = (parts > 1) & (parts <= _MOST_PARTS) & (self.partial == self.scattered)
@@ -369,7 +369,7 @@ class Layout(LocalLayout):
 
     @functools.cached_property
     def unrolled(self) -> Bools:
-        """``[S, C]`` the same of few parts, unrolled: sums over the scattered axes alone.
+        """``[S, C]`` the same of few parts, whose loop XLA unrolls.
 
         Two parts are one reduce-scatter or all-reduce, whose operands wait as those of a loop do.
         """

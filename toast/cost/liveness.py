@@ -351,12 +351,13 @@ def liveness(
     delayed = np.zeros(len(use_op), dtype=np.int64)
     if lanes > 1:
         delayed = _delays(program, kind_of_op, uses, use_op, all_gathers=True)
-        always = delayed
+        extended = delayed
         if not delays:
-            always = _delays(program, kind_of_op, uses, use_op, all_gathers=False)
-        _extend_delayed(program, exists, use_op, use_value, use_end, always)
+            extended = _delays(program, kind_of_op, uses, use_op, all_gathers=False)
+        _extend_delayed(program, exists, use_op, use_value, use_end, extended)
         is_float32 = np.array([value.type.dtype == "f32" for value in program.values], dtype=bool)
-        delayed[(always > 0) & (exists | ~is_float32)[use_value]] = 0
+        # The live ranges of these operands have the delay already.
+        delayed[(extended > 0) & (exists | ~is_float32)[use_value]] = 0
     np.maximum.at(end, use_value, use_end)
     for value in repeated:  # as late as possible
         start[value] = end[value]
@@ -395,8 +396,9 @@ def _delays(
 ) -> Ints:
     """``[uses]`` the op until which XLA delays a product that only the optimizer needs, or 0.
 
-    XLA keeps such products of the backward pass to run them beside ``all_gathers`` and permutes.
-    It keeps products of groups without these, too.  Products of loops run in their iteration.
+    XLA delays such products of the backward pass to hide collectives behind them: all-gathers, if
+    ``all_gathers``, and permutes.  It delays products of groups in any case.  Products inside loops
+    run in their iteration.
     """
     until = np.zeros(len(use_op), dtype=np.int64)
     looped = np.zeros(len(program.ops), dtype=bool)

@@ -364,8 +364,8 @@ class PartedOperands(SecondBuffers):
         values = values[(ranges.size > ranges.floor)[values] & ~ranges.host[values]]
         values = values[np.array([ranges.is_computed(v) for v in values.tolist()], dtype=bool)]
         start[values] = np.where(ranges.expensive[values], start[values], end[values] - 1)
-        # What waits beside a value is sharded as it is, and counts as several of it.  XLA computes
-        # it apart from the gradients of float32 products.
+        # Values that wait beside this one have its sharding: one of twice its bytes is two rows of
+        # its class.  XLA computes the gradients of float32 products apart from them.
         beside = [
             value for value in values[ranges.expensive[values]].tolist()
             if ranges.program.values[value].type.dtype != "f32"
