@@ -129,6 +129,16 @@ def test_images_are_padded(sizes: tuple[int, ...], padding: float) -> None:
     assert float(share[0]) == pytest.approx(padding)
 
 
+def work_of(function: Any, *shapes: Any) -> list[float]:
+    """The work of each convolution over that of a product of its size."""
+    analysis = toast.analyze(function, *shapes, platform="tpu", cache=False)
+    model = CostModel(Space(analysis, Mesh.parse("data=1")), load("tpu-v5e"))
+    layout = model.layout(model.space.initial[None])
+    held = np.take(layout.held, model.tables.products.op_class, axis=1)
+    size = ProductWork().local_size(layout, held)
+    return list(ProductWork().image_share(layout, held, size)[0].tolist())
+
+
 @pytest.mark.parametrize(
     ("sizes", "work"),
     [
@@ -137,15 +147,46 @@ def test_images_are_padded(sizes: tuple[int, ...], padding: float) -> None:
         ((56, 32, 32, 64), 2 * 9 / 10),  # nine halves of the unit's depth, not four and a half
         ((256, 32, 32, 64), 0.5),  # images in lanes: 64 features of the result are not padded
         ((4, 32, 32, 128), 1.5),  # in bands
+        ((53, 512, 64), 56 / 53),  # sequences
     ],
 )
-def test_work_of_convolutions(sizes: tuple[int, ...], work: float) -> None:
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_work_of_convolutions(sizes: tuple[int, ...], work: float, channels_first: bool) -> None:
     """As compiled for v5e: in each of these layouts, the cycles of single convolutions."""
-    analysis = toast.analyze(
-        convolved, f32(*sizes), f32(3, 3, sizes[3], sizes[3]), platform="tpu", cache=False
-    )
-    model = CostModel(Space(analysis, Mesh.parse("data=1")), load("tpu-v5e"))
-    layout = model.layout(model.space.initial[None])
-    held = np.take(layout.held, model.tables.products.op_class, axis=1)
-    size = ProductWork().local_size(layout, held)
-    assert ProductWork().image_share(layout, held, size)[0, 0] == pytest.approx(work)
+    features, slides = sizes[-1], len(sizes) - 2
+    if not channels_first:
+        kernel = (3,) * slides + (features, features)
+        assert work_of(convolved, f32(*sizes), f32(*kernel)) == [pytest.approx(work)]
+        return
+    images = (sizes[0], features, *sizes[1:-1])
+
+    def plain(images: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jax.lax.conv(images, kernel, (1,) * slides, "SAME")
+
+    kernel = (features, features) + (3,) * slides
+    assert work_of(plain, f32(*images), f32(*kernel)) == [pytest.approx(work)]
+
+
+def test_few_features_are_multiplied_at_several_positions() -> None:
+    assert work_of(convolved, f32(56, 32, 32, 4), f32(3, 3, 4, 128)) == [1.0]
+
+
+def test_work_of_gradients() -> None:
+    """With images in lanes, that of images pads features, and that of kernels as products do."""
+    one, *gradients = work_of(
+        jax.grad(lambda x, k: jnp.sin(convolved(x, k)).sum(), (0, 1)),
+        f32(256, 32, 32, 64), f32(3, 3, 64, 64),
+    )  # fmt: skip
+    assert one == 0.5
+    assert gradients == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("groups", [8, 128])
+def test_groups_of_features_are_no_features_of_one_product(groups: int) -> None:
+    def grouped(images: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        )  # fmt: skip
+
+    assert work_of(grouped, f32(56, 32, 32, 128), f32(3, 3, 128 // groups, 128)) == [1.0]

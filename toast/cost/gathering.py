@@ -1097,22 +1097,42 @@ def _products(
             images[row] = signature.operands[0].shape[dim]
             if len(stack := rule.operands[0][dim]) == 1:
                 image_factor[row] = stack[0]
-            summed, produced, batch, feature = (
-                int(str(signature.attribute(f"{name}_dimension"))) for name in _FEATURES
-            )
-            if batch == dim:
+            feature = int(str(signature.attribute("input_feature_dimension")))
+            of_images = dim != feature and len(signature.operands[0].shape) > _SEQUENCE
+            if of_images and signature.attribute("feature_group_count") in (None, 1):
                 features[row] = signature.operands[0].shape[feature]
                 if len(own := rule.operands[0][feature]) == 1:
                     feature_factor[row] = own[0]
-                back[row] = produced < summed
+                back[row] = _is_reversed(analysis.program, representative[k])
     return Products(
         products, sizes, groups, vector, tile, tile_factor, images, image_factor,
         features, feature_factor, back,
     )  # fmt: skip
 
 
-#: Dimensions of a convolution: what the kernel sums and produces, the images, what is summed.
-_FEATURES = ("kernel_input_feature", "kernel_output_feature", "input_batch", "input_feature")
+#: The rank of sequences, whose convolutions slide along one dimension.
+_SEQUENCE = 3
+
+#: Ops after which a kernel has the same elements.
+_SAME_ELEMENTS = frozenset({
+    "convert", "transpose", "reshape", "optimization_barrier", "reduce_precision",
+    "sdy_sharding_constraint",
+})  # fmt: skip
+
+
+def _sums_images(signature: Signature) -> bool:
+    """Whether an op is a convolution that sums over images: the gradient of a kernel."""
+    return signature.kind == "convolution" and _image_dimension(signature) == int(
+        str(signature.attribute("input_feature_dimension"))
+    )
+
+
+def _is_reversed(program: Program, op: int) -> bool:
+    """Whether a convolution has a reversed kernel, as the gradient of images has."""
+    maker = program.makers[program.ops[op].operands[1]]
+    while program.kinds[maker] in _SAME_ELEMENTS:
+        maker = program.makers[program.ops[maker].operands[0]]
+    return program.kinds[maker] == "reverse"
 
 
 def _image_dimension(signature: Signature) -> int:
@@ -1188,7 +1208,7 @@ def _operands(
             factors = {factor for stack in tensor for factor in stack}
             key = int(grouped.of_value[operand]), int(grouped.of_value[result])
             row = along.setdefault(key, np.zeros(rank, dtype=bool))
-            if program.kinds[op] == "convolution" and operand in tiles:
+            if operand in tiles and _sums_images(program.signatures[program.ops[op].signature]):
                 images.add(key)
             for d, stack in enumerate(rule.results[0]):
                 row[d] |= not factors.isdisjoint(stack)

@@ -155,7 +155,7 @@ class LiveRanges:
     use_classes: int
     pairs: CopyPairs
     operands: Ints  # value classes of the operands of products
-    images: Ints  # those of images that convolutions read
+    images: Ints  # those of images that gradients of kernels sum over
     size: Floats  # [values] bytes
     floor: float  # bytes up to which a value does not affect the peak
     reduces: Bools  # [values] whether the defining op reduces

@@ -83,7 +83,8 @@ def operands_rounded(program: Program, live: Liveness, use_op: Ints, use_value: 
     of_product[use_value[[kinds[op] in MATRIX_PRODUCTS for op in use_op.tolist()]]] = True
     wide = [value.type.dtype == "f32" for value in program.values]
     computed = [kinds[value.op] not in PRODUCTS for value in program.values]
-    return np.asarray(of_product & ~live.exists & np.array(wide) & np.array(computed))
+    found = of_product & ~live.exists & np.array(wide, dtype=bool)
+    return np.asarray(found & np.array(computed, dtype=bool))
 
 
 def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:

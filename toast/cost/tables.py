@@ -73,10 +73,11 @@ class Products(EntityTable):
     images: Ints  # of a convolution, 0 for other products
     image_factor: Ints  # the factor of the images; -1 if there are none, or several
     #: Features of an image that a convolution sums at every position of its window, and their
-    #: factor, -1 for several.  The gradient of a kernel sums over images: 0.
+    #: factor, -1 for several.  0 if it sums over images (the gradient of a kernel), over groups of
+    #: features, or along sequences.
     features: Ints
     feature_factor: Ints
-    reversed: Bools  # the kernel leads with the features of the result: a gradient of images
+    reversed: Bools  # whether the kernel is reversed, as for the gradient of images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +244,7 @@ class ProductOperands(EntityTable):
     value: Ints
     result: Ints  # value class of the products' results
     along: Bools  # [rows, R] dimensions of the result that the operand has, too
-    images: Bools  # whether the operand consists of images, and the product is a convolution
+    images: Bools  # whether the operand consists of images, and the product sums over them
 
 
 @dataclasses.dataclass(frozen=True)

@@ -482,8 +482,8 @@ class WaitingOperands(Term):
         return Lifetimes(*np.array([*last.values()], dtype=np.int64).reshape(-1, 4).T)
 
     def bytes(self, layout: Layout) -> Floats:
-        results = layout.tables.operands.result
-        return layout.value_memory * _of_operands(layout, layout.unrolled[:, results])
+        waiting = _of_operands(layout, layout.unrolled[:, layout.tables.operands.result])
+        return layout.value_memory * (waiting * layout.tables.values.as_operand)
 
 
 def _of_operands(layout: Layout, needed: Bools) -> Bools:

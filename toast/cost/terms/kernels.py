@@ -184,7 +184,7 @@ class ProductWork(LocalTerm):
         unpadded = _padding(columns, SUBLANES) / _padding(columns, lanes)
         joined = in_lanes * np.where(products.reversed, 1.0, unpadded)
         share = np.where(turned, joined, apart)
-        share = np.where(products.features > 0, share, np.minimum(in_rows, in_lanes))
+        share = np.where(products.features > 0, share, in_rows)
         few = np.minimum(in_rows, _BANDED)
         share = np.where(images < SUBLANES, few, share)
         return np.where(products.images > 0, share, 1.0)
