@@ -1,6 +1,6 @@
 """Times of single kernels: the estimates of XLA's TPU compiler, and TOAST's predictions.
 
-    python benchmarks/tpu_kernels.py [--hardware tpu-v5e,tpu-v6e] [--fit]
+    python benchmarks/tpu_kernels.py [--hardware tpu-v5e,tpu-v6e] [--fit | --convolutions]
 
 For each kind of TPU, libtpu compiles one module with independent kernels, without a TPU, in some
 minutes.  It estimates the cycles of every kernel; named scopes tell which is which.  The script
@@ -14,6 +14,8 @@ prints keys of the hardware file and the errors of both halves; the other half i
   of them.  The sizes of ``drawn`` are random, and the files do not know them.
 * ``efficiency.matmul`` of v6e is not the fitted one.  It is 0.67, fitted to published steps
   (docs/fidelity.md), and stands for what slows whole steps below the compiler's estimates.
+* ``--convolutions`` compiles random convolutions of images and their gradients instead.  Copies
+  that change layouts before and after them do not count.
 * XLA moves some operands into fast memory beside earlier kernels.  The time of their kernel lacks
   the move: they have a row of their own, and the fit leaves out the bytes of such operands.
 * The compiler's estimates of kernels of one op are longer than those of fusions.  Programs have few
@@ -117,6 +119,44 @@ def drawn(number: int = 48, seed: int = 0) -> Iterator[Kernel]:
         yield product(f"product, {kind}, drawn", dtype, size)
 
 
+def convolved(images: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(
+        images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def convolutions(number: int = 24, seed: int = 0) -> Iterator[Kernel]:
+    """Random convolutions with windows of 3x3, and the gradients of their images and kernels."""
+    random = np.random.default_rng(seed)
+    while number:
+        images, pixels = int(random.integers(8, 256)), int(random.choice([14, 28, 32, 56, 64]))
+        features = int(random.choice([64, 96, 128, 192, 256]))
+        dtype, out = (
+            str(random.choice(["bfloat16", "float32"])),
+            features * int(random.integers(1, 3)),
+        )
+        if not 2**20 < images * pixels**2 * out < 2**26:
+            continue
+        number -= 1
+        before, after, kernel = (
+            jax.ShapeDtypeStruct(shape, dtype) for shape in (
+                (images, pixels, pixels, features), (images, pixels, pixels, out),
+                (3, 3, features, out),
+            )
+        )  # fmt: skip
+        name = f"{images}x{pixels}x{pixels}x{features} to {out}, {dtype}"
+        yield Kernel("convolution", name, convolved, (before, kernel))
+
+        def of_images(g: Any, k: Any, x: Any = before) -> Any:
+            return jax.linear_transpose(lambda x: convolved(x, k), x)(g)[0]
+
+        def of_kernel(g: Any, x: Any, k: Any = kernel) -> Any:
+            return jax.linear_transpose(lambda k: convolved(x, k), k)(g)[0]
+
+        yield Kernel("convolution, gradient of images", name, of_images, (after, kernel))
+        yield Kernel("convolution, gradient of kernel", name, of_kernel, (after, before))
+
+
 def adam(p: Any, g: Any, m: Any, v: Any) -> tuple[Any, Any, Any]:
     first, second = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
     return p - 1e-3 * first / (jnp.sqrt(second) + 1e-8), first, second
@@ -185,6 +225,10 @@ def compiled(
     for instruction in defined.values():
         scope = re.search(r"\bkernel_(\d+)_", instruction.line)
         number = int(scope[1]) if scope else -1
+        if number >= 0 and kernels[number].kind.startswith("convolution"):
+            called = [i for name in instruction.called for i in module.computations.get(name, ())]
+            if "convolution" not in {i.opcode for i in (instruction, *called)}:
+                continue
         cycles[number] += instruction.cycles
         operands = [defined[name] for name in instruction.operands if name in defined]
         if instruction.cycles:
@@ -279,9 +323,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--hardware", default=",".join(CLOCK_HZ), help="kinds, with commas")
     parser.add_argument("--folder", default="~/.cache/toast/kernels", help="of compiled modules")
-    parser.add_argument("--fit", action="store_true", help="fit the figures of hardware files")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--fit", action="store_true", help="fit the figures of hardware files")
+    form.add_argument("--convolutions", action="store_true", help="compile convolutions instead")
     options = parser.parse_args()
-    every, folder = all_kernels(), pathlib.Path(options.folder).expanduser()
+    every = [*convolutions()] if options.convolutions else all_kernels()
+    folder = pathlib.Path(options.folder).expanduser()
     spaces = [Space(toast.analyze(k.function, *k.arguments, platform="tpu"), MESH) for k in every]
     for hardware in map(load, steps(options.hardware.split(","))):
         seconds, fast = compiled(hardware, every, folder)

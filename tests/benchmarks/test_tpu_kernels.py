@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -50,3 +51,12 @@ def test_drawn_products_are_the_same_each_time() -> None:
     first, again = list(script.drawn()), list(script.drawn())
     assert [kernel.name for kernel in first] == [kernel.name for kernel in again]
     assert len({kernel.name for kernel in first}) == len(first) == 48
+
+
+def test_drawn_convolutions_have_gradients_of_their_shapes() -> None:
+    kernels = list(script.convolutions(2))
+    assert [kernel.name for kernel in kernels] == [k.name for k in script.convolutions(2)]
+    for one, of_images, of_kernel in zip(*(kernels[i::3] for i in range(3)), strict=True):
+        images, weights = one.arguments
+        assert jax.eval_shape(of_images.function, *of_images.arguments) == images
+        assert jax.eval_shape(of_kernel.function, *of_kernel.arguments) == weights
