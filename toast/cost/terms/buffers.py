@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from toast.cost.axis_sets import axes_of
-from toast.cost.entities import Bools, Entity, Floats
+from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
 from toast.cost.layout import Layout
 from toast.cost.liveness import Lifetimes, LiveRanges
 from toast.cost.program_loops import loops_of
@@ -329,9 +331,8 @@ class SecondBuffers(Term):
         operands = layout.tables.operands
         result, rows = operands.result, np.arange(len(operands))
         sliced = np.zeros((len(layout.held), len(operands)), dtype=bool)
-        for axis in range(layout.held.shape[-1]):
-            here = (layout.scattered[:, result] >> np.uint8(axis)) & 1 > 0
-            sliced |= here & operands.along[rows, layout.settled[:, result, axis]]
+        for _, here in _slices(layout, rows):
+            sliced |= here
         return _of_operands(layout, layout.parted[:, result] | (sliced & ~layout.whole[:, result]))
 
     def least_bytes(self, layout: Layout) -> Floats:
@@ -412,9 +413,10 @@ class DelayedOperands(PartedOperands):
 class ImagesInLanes(PartedOperands):
     """The padding of images that loops slice along their features.
 
-    The gradient of a kernel, scattered along the features that it sums images for, is a loop that
-    slices them.  If slices are no whole rows of tiles, XLA keeps the images in another layout from
-    the first kernel that writes them: the images are in the lanes, and the features in the rows.
+    The gradient of a kernel that is scattered along features is computed in a loop, which slices
+    the images with these features.  If the slices are no whole rows of tiles, XLA keeps those
+    images in another layout, from the kernel that writes them on: the images are in the lanes, and
+    the features in the rows.
     """
 
     name, scope, label = "images in lanes", Entity.VALUE_CLASS, "padding"
@@ -433,13 +435,10 @@ class ImagesInLanes(PartedOperands):
         operands, values = layout.tables.operands, layout.tables.values
         result, rows = operands.result, np.flatnonzero(operands.images)
         sliced = np.zeros((len(layout.held), len(operands)), dtype=bool)
-        for axis in range(layout.held.shape[-1] if len(rows) else 0):
-            dim = layout.settled[:, result[rows], axis]
+        for dim, here in _slices(layout, rows):
             shards = layout.devices[axes_of(layout.settled[:, result[rows]] == dim[..., None])]
             size = values.sizes[result[rows], np.maximum(dim, 0)] / shards
-            here = (layout.scattered[:, result[rows]] >> np.uint8(axis)) & 1 > 0
-            here &= size % layout.machine.hardware.lanes != 0
-            sliced[:, rows] |= here & operands.along[rows, dim]
+            sliced[:, rows] |= here & (size % layout.machine.hardware.lanes != 0)
         return _of_operands(layout, layout.parted[:, result] & sliced)
 
     def most_bytes(self, layout: Layout) -> Floats:
@@ -484,6 +483,20 @@ class WaitingOperands(Term):
     def bytes(self, layout: Layout) -> Floats:
         waiting = _of_operands(layout, layout.unrolled[:, layout.tables.operands.result])
         return layout.value_memory * (waiting * layout.tables.values.as_operand)
+
+
+def _slices(layout: Layout, rows: Ints) -> Iterator[tuple[Dims, Bools]]:
+    """By axis: the dimension of a product's result that it shards, and whether operands are sliced.
+
+    Both are ``[S, rows]``.  Loops slice the operands that have a dimension along which the sum is
+    scattered; ``rows`` are those of the table of operands.
+    """
+    operands = layout.tables.operands
+    result = operands.result[rows]
+    for axis in range(layout.held.shape[-1] if len(rows) else 0):
+        dim = layout.settled[:, result, axis]
+        scattered = (layout.scattered[:, result] >> np.uint8(axis)) & 1 > 0
+        yield dim, scattered & operands.along[rows, dim]
 
 
 def _of_operands(layout: Layout, needed: Bools) -> Bools:
