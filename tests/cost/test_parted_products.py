@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -52,6 +53,12 @@ def scattered(model: CostModel, *axes: str, along: int = 1) -> States:
         for argument, dimension in (("x", 0), ("w", along)):
             state = space.apply(state, action(space, argument, dimension, axis))
     return state
+
+
+def sharded(space: Space, *dimensions: tuple[str, int]) -> States:
+    """The state that shards these dimensions of arguments along the axis ``d``."""
+    actions = [action(space, argument, dimension, "d") for argument, dimension in dimensions]
+    return functools.reduce(space.apply, actions, space.initial)
 
 
 def parted(model: CostModel, state: States) -> float:
@@ -157,10 +164,7 @@ def test_the_operand_of_a_loop_is_in_memory(devices: int, stored: bool) -> None:
     shapes = (jax.ShapeDtypeStruct(size, "bfloat16") for size in sizes)
     analysis = toast.analyze(step, *shapes, donate=(0, 1), platform="tpu")
     space = Space(analysis, Mesh.parse(f"d={devices}"), min_dimensions=0)
-    state = space.initial
-    if devices > 1:
-        for argument, dimension in (("x", 0), ("down", 1)):
-            state = space.apply(state, action(space, argument, dimension, "d"))
+    state = sharded(space, ("x", 0), ("down", 1)) if devices > 1 else space.initial
     assert (without(CostModel(space, load("tpu-v5e")), PartedOperands, state) < 0.95) == stored
 
 
@@ -181,9 +185,7 @@ def test_the_operand_of_a_loop_of_convolutions_is_in_memory() -> None:
     shapes = (jax.ShapeDtypeStruct(size, "bfloat16") for size in sizes)
     analysis = toast.analyze(step, *shapes, donate=(0,), platform="tpu")
     space = Space(analysis, Mesh.parse("d=8"), min_dimensions=0)
-    state = space.initial
-    for argument, dimension in (("x", 0), ("kernel", 3)):
-        state = space.apply(state, action(space, argument, dimension, "d"))
+    state = sharded(space, ("x", 0), ("kernel", 3))
     assert without(CostModel(space, load("tpu-v5e")), PartedOperands, state) < 0.95
 
 
@@ -194,9 +196,7 @@ def test_operands_that_kernels_compute_for_a_loop_are_rounded() -> None:
     shapes = (jax.ShapeDtypeStruct(size, "float32") for size in ((4096, 4096), (65536, 4096)))
     analysis = toast.analyze(step, *shapes, donate=(0,), platform="tpu")
     space = Space(analysis, Mesh.parse("d=16"), min_dimensions=0)
-    state = space.initial
-    for argument, dimension in (("x", 0), ("w", 1)):
-        state = space.apply(state, action(space, argument, dimension, "d"))
+    state = sharded(space, ("x", 0), ("w", 1))
     model = CostModel(space, load("tpu-v5e"))
     layout = model.layout(state[None])
     tanh = next(
@@ -235,9 +235,7 @@ def test_images_are_in_lanes_if_a_loop_slices_their_features(
     shapes = (jax.ShapeDtypeStruct(size, "bfloat16") for size in sizes)
     analysis = toast.analyze(step, *shapes, donate=(0,), platform="tpu")
     space = Space(analysis, Mesh.parse("d=8"), min_dimensions=0)
-    state = space.initial
-    for argument, dimension in (("x", 0), ("kernel", along)):
-        state = space.apply(state, action(space, argument, dimension, "d"))
+    state = sharded(space, ("x", 0), ("kernel", along))
     model = CostModel(space, load("tpu-v5e"))
     layout = model.layout(state[None])
     added = ImagesInLanes().bytes(layout)[0]
@@ -290,10 +288,7 @@ def test_operands_of_loops_wait_for_later_products(devices: int, waits: bool) ->
     layers = [jax.ShapeDtypeStruct((512, 512), "bfloat16")] * 3
     analysis = toast.analyze(step, layers, x, donate=(0,), platform="tpu")
     space = Space(analysis, Mesh.parse(f"d={devices}"), min_dimensions=0)
-    state = space.initial
-    names = [("x", 0), *((f"layers[{n}]", 0) for n in range(3))]
-    for argument, dimension in names:
-        state = space.apply(state, action(space, argument, dimension, "d"))
+    state = sharded(space, ("x", 0), *((f"layers[{n}]", 0) for n in range(3)))
     model = CostModel(space, load("tpu-v6e"))
     waiting = model.tables.columns[DelayedOperands.name]
     assert (model.columns(model.layout(state[None]))[0, waiting].max() > 0) == waits
@@ -337,9 +332,7 @@ def test_a_table_gathered_along_its_last_dimension_is_copied(
     tokens = jax.ShapeDtypeStruct((4096,), "int32")
     analysis = toast.analyze(look, table, tokens, platform="tpu")
     space = Space(analysis, Mesh.parse("d=16"), min_dimensions=0)
-    state = space.initial
-    for argument, dimension in (("tokens", 0), ("table", along)):
-        state = space.apply(state, action(space, argument, dimension, "d"))
+    state = sharded(space, ("tokens", 0), ("table", along))
     model = CostModel(space, load("tpu-v5e"))
     (columns,) = model.columns(model.layout(state[None]))
     assert columns[model.tables.columns["copies"]].max() > 0
@@ -351,9 +344,7 @@ def test_products_read_gathered_tables_in_either_layout() -> None:
     shapes = [jax.ShapeDtypeStruct(size, "bfloat16") for size in ((32768, 1024), (4096, 32768))]
     analysis = toast.analyze(lambda table, x: x @ table, *shapes, platform="tpu")
     space = Space(analysis, Mesh.parse("d=16"), min_dimensions=0)
-    state = space.initial
-    for argument, dimension in (("x", 0), ("table", 1)):
-        state = space.apply(state, action(space, argument, dimension, "d"))
+    state = sharded(space, ("x", 0), ("table", 1))
     model = CostModel(space, load("tpu-v5e"))
     layout = model.layout(state[None])
     assert layout.copies.max() > 0
@@ -394,9 +385,7 @@ def test_operands_of_short_loops_wait_for_the_end_of_a_scan(
     shapes = (jax.ShapeDtypeStruct(s, dtype) for s in ((256, 2048), (4, 256, 256), (65536, 256)))
     analysis = toast.analyze(step, *shapes, donate=(0, 1), platform="tpu")
     space = Space(analysis, Mesh.parse(f"d={devices}"), min_dimensions=0)
-    state = space.initial
-    for argument, dimension in (("x", 0), ("head", 0)):
-        state = space.apply(state, action(space, argument, dimension, "d"))
+    state = sharded(space, ("x", 0), ("head", 0))
     model = CostModel(space, load("tpu-v5e"))
     waiting = model.tables.columns["waiting operands"]
     most = model.columns(model.layout(state[None]))[0, waiting].max()

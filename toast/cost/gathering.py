@@ -24,6 +24,7 @@ from toast.cost.kernel_kinds import of_vectors
 from toast.cost.liveness import (
     EXPENSIVE,
     GROUPED,
+    MOVING,
     PASSED_ON,
     Lifetimes,
     Liveness,
@@ -1113,12 +1114,6 @@ def _products(
 #: The rank of sequences, whose convolutions slide along one dimension.
 _SEQUENCE = 3
 
-#: Ops after which a kernel has the same elements.
-_SAME_ELEMENTS = frozenset({
-    "convert", "transpose", "reshape", "optimization_barrier", "reduce_precision",
-    "sdy_sharding_constraint",
-})  # fmt: skip
-
 
 def _sums_images(signature: Signature) -> bool:
     """Whether an op is a convolution that sums over images: the gradient of a kernel."""
@@ -1130,7 +1125,7 @@ def _sums_images(signature: Signature) -> bool:
 def _is_reversed(program: Program, op: int) -> bool:
     """Whether a convolution has a reversed kernel, as the gradient of images has."""
     maker = program.makers[program.ops[op].operands[1]]
-    while program.kinds[maker] in _SAME_ELEMENTS:
+    while program.kinds[maker] in MOVING:
         maker = program.makers[program.ops[maker].operands[0]]
     return program.kinds[maker] == "reverse"
 
