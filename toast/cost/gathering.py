@@ -106,6 +106,9 @@ _LOOPED = "dot_general"
 #: Fitted, with the share that they take, to the peaks of programs that XLA compiled.
 _SHORT_LIVED_OPS = 80
 
+#: The gaps beside images, relative to others: images are few and large.  Fitted to the same peaks.
+_GAPS_OF_IMAGES = 2.0
+
 #: Maximum distance of two use classes of a value class that share a copy.
 _FARTHEST = 8
 
@@ -132,6 +135,7 @@ def build(
     loops: bool = False,
     partitioned: bool = True,
     delays: bool = False,
+    recomputes_images: bool = False,
 ) -> Tables:
     """Gather the tables of a decision space.
 
@@ -141,7 +145,8 @@ def build(
     of the device's tiles, 1 for none, and ``vector_bytes`` and ``relayout_bytes`` are those of
     :func:`toast.cost.vector_work.stretched`.  With ``loops``, products may be computed shard by
     shard beside permutes.  ``partitioned`` is whether XLA partitions the program, rather than
-    compiles that of one device, and ``delays`` is that of :func:`toast.cost.liveness.liveness`.
+    compiles that of one device, and ``delays`` and ``recomputes_images`` are those of
+    :func:`toast.cost.liveness.liveness`.
     """
     analysis = space.analysis
     program, names, classes = analysis.program, analysis.names, space.classes
@@ -152,7 +157,7 @@ def build(
         layouts = ProductLayouts.of(program, names.use_op, names.use_index)
     live = liveness(
         program, names.use_op, names.use_value, lanes=lanes,
-        delays=delays, copied=layouts.copied,
+        delays=delays, recomputes_images=recomputes_images, copied=layouts.copied,
     )  # fmt: skip
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
     host = host_memory(program)
@@ -310,7 +315,8 @@ def build(
     lifetimes = [(term, lives) for term in terms if (lives := term.lifetimes(ranges)) is not None]
     columns = Columns.of([(term.name, sizes[term.scope]) for term, _ in lifetimes])
     events = _events(
-        [(columns[term.name].start, lives) for term, lives in lifetimes], _carried(program)
+        [(columns[term.name].start, lives) for term, lives in lifetimes],
+        _gaps(program, tiles),
     )
     growth, short_growth = _growth(events, columns.width)
     return Tables(
@@ -486,6 +492,7 @@ def _value_classes(
         sum_moves=sum_moves,
         transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
         fused=~product & ~live.exists[values],
+        of_picked=live.of_picked[values],
         merged=product & ~live.exists[values],
         repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
         headed=headed[values],
@@ -1017,6 +1024,9 @@ def _accesses(
     # A kernel reads a value once, and its own results not at all.
     kernel = live.kernel[use_op]
     counted &= (maker == kernel) | (live.kernel[maker] != kernel)
+    # Products compute the gradient of picked logits again.
+    of_picked = np.array(program.makers, dtype=np.int64)[live.of_picked]
+    counted &= ~np.isin(kernel, live.kernel[of_picked])
     uses = np.flatnonzero(counted)
     once = distinct_rows(np.stack([use_of[uses], kernel[uses]], axis=1)).first
     accesses[uses[once]] = 1
@@ -1034,7 +1044,7 @@ def _written(
     elsewhere = np.array([kind in PRODUCTS or kind in _IN_PLACE for kind in kinds], dtype=bool)
     return np.asarray(
         live.exists & (live.fused_product < 0) & ~elsewhere & ~priced[maker] & ~host.inside
-        & ~host.moved & ~allocated
+        & ~host.moved & ~allocated & ~live.of_picked
     )  # fmt: skip
 
 
@@ -1266,42 +1276,42 @@ def _rounded(
     return share
 
 
-def _carried(program: Program) -> Bools:
-    """``[values]`` those that a loop carries: one buffer, from before the loop until after it."""
-    carried = np.zeros(len(program.values), dtype=bool)
+def _gaps(program: Program, tiles: Mapping[int, tuple[int, ...]]) -> Floats:
+    """``[values]`` the gaps beside a short-lived buffer of each, relative to those of most values.
+
+    What a loop carries is in one buffer from before the loop until after it, without gaps.
+    ``tiles`` are those of :func:`toast.cost.image_tiles.tiles_of_images`.
+    """
+    gaps = np.ones(len(program.values))
+    gaps[[*tiles]] = _GAPS_OF_IMAGES
     for number, op in enumerate(program.ops):
         if program.kinds[number] in _OF_LOOPS:
-            carried[[*op.operands, *op.results]] = True
-    return carried
+            gaps[[*op.operands, *op.results]] = 0.0
+    return gaps
 
 
-def _short(lives: Lifetimes, carried: Bools) -> Bools:
-    """Which buffers live for few ops, and not as long as a loop."""
-    return np.asarray((lives.end - lives.start <= _SHORT_LIVED_OPS) & ~carried[lives.value])
-
-
-def _events(lifetimes: Sequence[tuple[int, Lifetimes]], carried: Bools) -> Events:
+def _events(lifetimes: Sequence[tuple[int, Lifetimes]], gaps: Floats) -> Events:
     """Allocations and frees in program order; lifetimes come with their block's first column.
 
-    ``carried`` is that of :func:`_carried`.
+    ``gaps`` are those of :func:`_gaps`.
     """
     empty = np.zeros(0, dtype=np.int64)
     column = [empty, *(np.tile(first + lives.entity, 2) for first, lives in lifetimes)]
     sign = [np.zeros(0), *(np.repeat([1.0, -1.0], len(lives)) for _, lives in lifetimes)]
     op = [empty, *(np.concatenate([lives.start, lives.end]) for _, lives in lifetimes)]
     value = [empty, *(np.tile(lives.value, 2) for _, lives in lifetimes)]
-    short = [
-        empty.astype(bool),
-        *(np.tile(_short(lives, carried), 2) for _, lives in lifetimes),
-    ]
-    events = Events(*map(np.concatenate, (op, column, sign, value, short)))
+    beside = [np.zeros(0)]
+    for _, lives in lifetimes:
+        short = lives.end - lives.start <= _SHORT_LIVED_OPS
+        beside.append(np.tile(gaps[lives.value] * short, 2))
+    events = Events(*map(np.concatenate, (op, column, sign, value, beside)))
     return events.take(np.lexsort((events.sign, events.op)))
 
 
 def _growth(events: Events, width: int) -> tuple[sparse.csr_array, sparse.csr_array]:
     """``[moments, columns]`` events, summed up from one local peak of memory to the next.
 
-    Those of all buffers, and those of short-lived ones alone.
+    Those of all buffers, and of the gaps beside short-lived ones.
     """
     shrinks = np.zeros(len(events), dtype=bool)
     if len(events):
@@ -1309,9 +1319,9 @@ def _growth(events: Events, width: int) -> tuple[sparse.csr_array, sparse.csr_ar
         shrinks[1:] = (events.sign[1:] < 0) & (events.sign[:-1] > 0)
     moment = np.cumsum(shrinks)
     rows = int(moment[-1]) + 1 if len(moment) else 0
-    every, short = (
+    every, gaps = (
         sparse.csr_array((sign, (moment, events.column)), shape=(rows, width))
-        for sign in (events.sign, events.sign * events.short)
+        for sign in (events.sign, events.sign * events.gaps)
     )
-    short.eliminate_zeros()
-    return every, short
+    gaps.eliminate_zeros()
+    return every, gaps

@@ -99,6 +99,10 @@ class Liveness:
     #: ``[values]`` the result of a product whose kernel also computes the value, and writes it
     #: meanwhile, unless that result is summed over devices; -1 for none.
     fused_product: Ints
+    #: ``[values]`` whether it is the gradient of logits of which a loss picks some.  Products
+    #: compute it again, from logits in its element type; the product of the logits writes them
+    #: beside those in float32.  The gradient stands for these logits, which take as much memory.
+    of_picked: Bools
     #: ``[values]`` op before which the value must have its own memory.
     start: Ints
     #: ``[values]`` whether the value may overwrite an operand that its kernel is the last to read.
@@ -278,6 +282,7 @@ def liveness(
     *,
     lanes: int = 1,
     delays: bool = False,
+    recomputes_images: bool = False,
     copied: Bools | None = None,
 ) -> Liveness:
     """The live ranges of a program with uses ``(use_op[i], use_value[i])``, in program order.
@@ -286,7 +291,7 @@ def liveness(
 
     ``lanes`` are the elements of a row of the tiles of a device, 1 for none.  XLA ``delays``
     products of unrolled layers to hide all-gathers behind them; on tiles, it delays those of groups
-    anyway.
+    anyway.  ``recomputes_images`` is :attr:`toast.hardware.Hardware.recomputes_images`.
     """
     count = len(program.values)
     kind_of_op = [*program.kinds]
@@ -310,9 +315,9 @@ def liveness(
     if lanes > 1:
         of_vector_unit = _products_of_vectors(program, kind_of_op)
         needed |= _vectors(program, kind_of_op, of_vector_unit)
-    exists, merged = _existing(
+    exists, merged, of_picked = _existing(
         program, kind_of_op, uses, early, softmaxes, needed, of_vector_unit,
-        by_libraries=lanes == 1,
+        by_libraries=lanes == 1, recomputes_images=recomputes_images,
     )  # fmt: skip
     place = np.arange(len(program.ops))
     place[[*merged]] = early[[*merged]]
@@ -377,6 +382,7 @@ def liveness(
         exists,
         aliased,
         fused_product,
+        np.isin(np.arange(count), [*of_picked]),
         start,
         in_place,
         end,
@@ -697,8 +703,11 @@ def _existing(
     alone: frozenset[int] = frozenset(),
     *,
     by_libraries: bool = False,
-) -> tuple[Bools, dict[int, int]]:
+    recomputes_images: bool = False,
+) -> tuple[Bools, dict[int, int], set[int]]:
     """Which values are in memory; ops that a product's kernel computes, and this product's result.
+
+    The third result is :attr:`Liveness.of_picked`.
 
     Kernels of libraries (``by_libraries``) compute nothing but products, and round their results.
     Those of the products that are ``alone`` (of vectors) compute nothing else at all.
@@ -725,13 +734,18 @@ def _existing(
         inside |= {softmax.product, *softmax.between}
     # Large values that each value depends on, from the first op to the last.
     inputs: list[frozenset[int]] = [frozenset()] * len(values)
+    differences = [_of_difference(program, kinds, op) for op in makers]
+    picked = [value is not None and value in needed for value in differences]
     costly = [
-        kinds[op] in EXPENSIVE and not _of_difference(program, kinds, op, needed) for op in makers
+        kinds[op] in EXPENSIVE and (value is None or value in needed)
+        for op, value in zip(makers, differences, strict=True)
     ]
+    of_picked = set[int]()
     for number, op in enumerate(makers):
         operands = program.ops[op].operands
         inputs[number] = _inputs(operands, exists, inputs)
         costly[number] |= any(costly[v] for v in operands if not exists[v])
+        picked[number] |= any(picked[v] for v in operands if not exists[v])
     # Kernels that compute each value, from the last op to the first.
     kernels: list[frozenset[int]] = [frozenset()] * len(values)
     of_several = set[int]()  # of float32, stored only because they follow from several large values
@@ -760,9 +774,9 @@ def _existing(
                 exists[number] = False
         elif not exists[number] and kind not in SOURCES and len(computed_in) > 1:
             large = [v for v in inputs[number] if 2 * size[v] >= size[number]]
-            # A convolution computes float32 operands again, to round them.
+            # Convolutions compute operands again: float32 ones, to round them, or all.
             is_float32 = values[number].type.dtype == "f32"
-            several = MATRIX_PRODUCTS if is_float32 else PRODUCTS
+            several = MATRIX_PRODUCTS if is_float32 or recomputes_images else PRODUCTS
             products = sum(kinds[kernel] in several for kernel in computed_in)
             again = costly[number] and products > 1
             again &= kinds[early[values[number].op]] not in PRODUCTS
@@ -773,7 +787,15 @@ def _existing(
                 if any(2 * size[m] >= size[number] for m in ({v} if exists[v] else inputs[v]))
             }  # fmt: skip
             cheap = kind not in EXPENSIVE and sum(size[v] for v in sources) <= size[number]
+            # Group norms compute in groups of features; convolutions read their results whole.
+            if kind == "reshape" and any(
+                kinds[k] in PRODUCTS and kinds[k] not in MATRIX_PRODUCTS for k in computed_in
+            ):
+                (grouped,) = program.ops[makers[number]].operands
+                cheap &= len(uses[grouped]) > 1 or exists[grouped]
             exists[number] = stored and not (len(sources) == 1 and cheap)
+            if exists[number] and again and picked[number] and not by_libraries:
+                of_picked.add(number)
             if exists[number] and is_float32 and not again:
                 of_several.add(number)
     # Some of these follow from a single value, now that values between are stored.  Convolutions,
@@ -783,19 +805,18 @@ def _existing(
         again = number in of_several and op not in merged
         if again and not any(kinds[k] in MATRIX_PRODUCTS for k in kernels[number]):
             exists[number] = sum(2 * size[v] >= size[number] for v in inputs[number]) > 1
-    return np.array(exists, dtype=bool), merged
+    return np.array(exists, dtype=bool), merged, of_picked
 
 
-def _of_difference(program: Program, kinds: list[str], op: int, needed: frozenset[int]) -> bool:
-    """Whether an op is the exponential of a difference, as in a softmax: products compute it again.
+def _of_difference(program: Program, kinds: list[str], op: int) -> int | None:
+    """What an op subtracts from, if it is the exponential of a difference, as in a softmax.
 
-    Not if what it subtracts from is ``needed`` in memory anyway, as logits of which a loss picks
-    those of the labels: then XLA stores the gradient beside them.
+    Products compute such exponentials again.
     """
     if kinds[op] != "exponential":
-        return False
+        return None
     maker = program.makers[program.ops[op].operands[0]]
-    return kinds[maker] == "subtract" and program.ops[maker].operands[0] not in needed
+    return program.ops[maker].operands[0] if kinds[maker] == "subtract" else None
 
 
 def _inputs(

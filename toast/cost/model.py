@@ -180,6 +180,7 @@ class CostModel:
             loops=self.loops,
             partitioned=self.partitioned,
             delays=hardware.lanes > 1 and "all_gather" in hardware.background,
+            recomputes_images=hardware.recomputes_images,
         )
 
     def _part_of_results(self) -> float:

@@ -1,7 +1,7 @@
 """What products round: XLA keeps float32 values in the element type of products where it can.
 
 Products on a TPU's matrix unit round float32 operands to bfloat16.  A value that only products read
-is rounded by the kernel that computes it, and takes half of the memory.
+is rounded by the kernel that computes it, and takes half of the memory.  Convolutions are products.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from toast.cost.entities import Bools, Ints
-from toast.cost.liveness import BARRIERS, MATRIX_PRODUCTS, ROOTS, Liveness
+from toast.cost.liveness import BARRIERS, ROOTS, Liveness
 from toast.cost.program_loops import loop_ties, loops_of
 from toast.program import Program, element_bytes
 from toast.space import PRODUCTS
@@ -31,21 +31,22 @@ _FUSED = frozenset({
 _LOOPED = frozenset({"carry", "yield"})
 _STACKING = _LOOPED | {"dynamic_slice", "dynamic_update_slice"}
 
-#: Ops through which only products may read a value.
-_THROUGH = _FUSED | _STACKING
+#: Ops through which only products may read a value.  XLA rounds across barriers.
+_THROUGH = _FUSED | _STACKING | {"optimization_barrier"}
 
 #: Ops whose results have the element type of the program.
 _WHOLE = (
     ((BARRIERS - PRODUCTS) | (ROOTS - {"reduce", "concatenate", "gather"}) | {"argument"})
-    - _STACKING
+    - _STACKING - {"optimization_barrier"}
 )  # fmt: skip
 
 
 def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Bools:
     """``[values]`` whether a float32 value is in memory in the element type of products.
 
-    It is if only matrix products read the value, directly or through ops that move elements, or
-    through a stack that a loop fills and another reads.  Convolutions read images in float32.
+    It is if only products read the value, directly or through ops that move elements, or through a
+    stack that a loop fills and another reads.  The kernel that computes the value also reduces it,
+    as for the gradient of a bias.
     """
     uses: list[list[int]] = [[] for _ in program.values]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
@@ -63,7 +64,9 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
         changed = False
         for number in np.flatnonzero(rounded)[::-1].tolist():
             kept = all(
-                kinds[op] in MATRIX_PRODUCTS or (kinds[op] in _THROUGH and rounded[results[op]])
+                kinds[op] in PRODUCTS
+                or (kinds[op] in _THROUGH and rounded[results[op]])
+                or (kinds[op] == "reduce" and kinds[program.makers[number]] not in PRODUCTS)
                 for op in uses[number]
             )
             if not kept or (
@@ -74,13 +77,13 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
 
 
 def operands_rounded(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Bools:
-    """``[values]`` whether a float32 value that kernels compute is an operand of a matrix product.
+    """``[values]`` whether a float32 value that kernels compute is an operand of a product.
 
     If the product needs its operand in memory, the operand is rounded for it.
     """
     kinds = live.kinds
     of_product = np.zeros(len(program.values), dtype=bool)
-    of_product[use_value[[kinds[op] in MATRIX_PRODUCTS for op in use_op.tolist()]]] = True
+    of_product[use_value[[kinds[op] in PRODUCTS for op in use_op.tolist()]]] = True
     wide = [value.type.dtype == "f32" for value in program.values]
     computed = [kinds[value.op] not in PRODUCTS for value in program.values]
     found = of_product & ~live.exists & np.array(wide, dtype=bool)

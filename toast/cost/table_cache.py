@@ -40,6 +40,7 @@ def tables(
     loops: bool = False,
     partitioned: bool = True,
     delays: bool = False,
+    recomputes_images: bool = False,
 ) -> Tables:
     """:func:`toast.cost.gathering.build`, with a cache on disk.
 
@@ -54,7 +55,8 @@ def tables(
             key = _key(
                 space,
                 f"{product_operands} {grouped_operands} {lanes} {vector_bytes} "
-                f"{relayout_bytes} {loops} {partitioned} {delays} {passes} {names}",
+                f"{relayout_bytes} {loops} {partitioned} {delays} {recomputes_images} "
+                f"{passes} {names}",
             )
     if key is not None:
         with contextlib.suppress(*disk_cache.DAMAGE):
@@ -65,7 +67,7 @@ def tables(
     built = build(
         space, terms, product_operands=product_operands, grouped_operands=grouped_operands,
         lanes=lanes, vector_bytes=vector_bytes, relayout_bytes=relayout_bytes, loops=loops,
-        partitioned=partitioned, delays=delays,
+        partitioned=partitioned, delays=delays, recomputes_images=recomputes_images,
     )  # fmt: skip
     if key is not None:
         disk_cache.keep(_KIND, key, *_packed(built), "cost tables")

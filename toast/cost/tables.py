@@ -142,6 +142,7 @@ class ValueClasses(EntityTable):
     sum_moves: Floats  # bytes that these kernels move in a step
     transfers: Floats  # to the memory of the host or back, of all its values in a step
     fused: Bools  # not in memory: the kernels of ops that use them compute its values
+    of_picked: Bools  # the gradient of logits (:attr:`toast.cost.liveness.Liveness.of_picked`)
     merged: Bools  # a product's result, fused with its only consumer unless summed
     repeated: Ints  # the dimension of heads that it repeats, if it is in memory for several; or -1
     headed: Ints  # the dimension of heads that may be in the lanes of its tiles; or -1
@@ -255,7 +256,7 @@ class Events(EntityTable):
     column: Ints
     sign: Floats  # +1 allocates, -1 frees
     value: Ints  # the program's value
-    short: Bools  # of a buffer that lives for few ops
+    gaps: Floats  # beside a short-lived buffer, relative to those of most; 0 beside others
 
 
 @dataclasses.dataclass(frozen=True)

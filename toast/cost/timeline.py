@@ -79,7 +79,7 @@ class Timeline:
         """From the bytes of every column (``[columns]``); ``labels`` name the blocks' buffers."""
         events = tables.events
         size = columns[events.column] * events.sign
-        gaps = np.cumsum(machine.hardware.heap_gaps * size * events.short)
+        gaps = np.cumsum(machine.hardware.heap_gaps * size * events.gaps)
         whole = np.cumsum(size) + gaps
         stored = machine.in_memory(whole)
         live = argument_bytes + stored

@@ -169,6 +169,9 @@ class Hardware:
     product_operands: str = ""
     #: The same for products of groups of rows.
     grouped_operands: str = ""
+    #: Whether each convolution computes its operands again, such as normalized images, rather than
+    #: one kernel for all.  If not, it does so for float32 operands alone, which it rounds.
+    recomputes_images: bool = False
     #: Exponentials, logarithms and similar functions per second.
     transcendentals_per_s: float = math.inf
     #: Multiplications and additions per second in products of a vector and a matrix for each

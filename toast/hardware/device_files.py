@@ -160,6 +160,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     max_devices: Count = 10**6
     product_operands: Literal["bf16", "f16"] | None = None
     grouped_operands: Literal["bf16", "f16", "f32"] | None = None
+    recomputes_images: bool = False
     transcendentals_per_s: FlopsPerS = math.inf
     gathers_ahead: Literal["operands", "all"] | None = None
     background: tuple[Asynchronous, ...] = ASYNCHRONOUS
@@ -339,6 +340,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         background=tuple(sorted({*file.background})),
         product_operands=file.product_operands or "",
         grouped_operands=file.grouped_operands or file.product_operands or "",
+        recomputes_images=file.recomputes_images,
         transcendentals_per_s=file.transcendentals_per_s,
         vector_products_per_s=file.vector_products_per_s,
         vector_elements_per_s=file.vector_elements_per_s,

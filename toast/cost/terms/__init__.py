@@ -6,7 +6,9 @@ from toast.cost.terms.buffers import (
     Copies,
     DelayedOperands,
     EarlyCopies,
+    HaloOperands,
     ImagesInLanes,
+    LogitGradients,
     LookupCopies,
     MergedSums,
     PartedOperands,
@@ -56,18 +58,21 @@ from toast.cost.terms.traffic import (
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
     ProductWork(), PartedProducts(), KernelWork(), Writes(), SumKernels(), Transcendentals(),
-    Reads(), RoundedReads(), StepReads(), Latencies(), Roundings(), GatherCopies(), HostTransfers(),
+    Reads(), RoundedReads(), StepReads(), Latencies(), Roundings(), GatherCopies(),
+    LogitGradients(), HostTransfers(),
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), LookupCopies(),
-    SharedCopies(), WholeSums(), MergedSums(), SecondBuffers(), PartedOperands(),
+    SharedCopies(), WholeSums(), MergedSums(), HaloOperands(), SecondBuffers(), PartedOperands(),
     DelayedOperands(), ImagesInLanes(), WaitingOperands(), RoundedStacks(), Workspaces(),
     RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums and of gathers.
-_OF_PARTITIONER = (SecondBuffers, PartedProducts, WaitingOperands, GatherCopies)
+_OF_PARTITIONER = (
+    SecondBuffers, PartedProducts, WaitingOperands, GatherCopies, LogitGradients,
+)  # fmt: skip
 
 #: Those of a device-local program: XLA partitions none of its ops, and adds no loops.
 LOCAL_TERMS: tuple[Term, ...] = (

@@ -380,7 +380,44 @@ class PartedOperands(SecondBuffers):
         return super().bytes(layout) * layout.tables.values.as_operand
 
     def _needed(self, layout: Layout) -> Bools:
-        return _of_operands(layout, layout.parted[:, layout.tables.operands.result])
+        return _of_loops(layout) & ~_with_halos(layout)
+
+
+class HaloOperands(Term):
+    """Operands that the kernels of products compute again, if neighbours need their edges.
+
+    Devices send edges from memory, so that a kernel writes such an operand, for all products if it
+    is expensive.
+    """
+
+    name, scope, label = "operands with halos", Entity.VALUE_CLASS, "value"
+
+    def seconds(self, layout: Layout) -> Floats:
+        values = layout.tables.values
+        written = self.bytes(layout) * (values.fused * values.count)
+        return np.asarray(_ACCESSES * written / layout.machine.hardware.memory_bytes_per_s)
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        return PartedOperands().lifetimes(ranges)
+
+    def bytes(self, layout: Layout) -> Floats:
+        return layout.value_memory * (_with_halos(layout) * layout.tables.values.as_operand)
+
+
+class LogitGradients(Term):
+    """Kernels that write the gradient of logits for a loop; other products compute it again."""
+
+    name, scope = "gradients of logits", Entity.VALUE_CLASS
+    of_loops = True
+
+    def seconds(self, layout: Layout) -> Floats:
+        values = layout.tables.values
+        # It reads the logits in float32.
+        moved = layout.value_memory * (1.0 + 1.0 / ROUNDED) * (values.of_picked * values.count)
+        return np.asarray(_of_loops(layout) * moved / layout.machine.hardware.memory_bytes_per_s)
+
+    def least_seconds(self, layout: Layout) -> Floats:
+        return np.zeros(layout.value_memory.shape)
 
 
 class DelayedOperands(PartedOperands):
@@ -409,14 +446,17 @@ class DelayedOperands(PartedOperands):
         values, start = values[later], start[later]
         return Lifetimes(ranges.value_class[values], start, end[values] + 1, values)
 
+    def _needed(self, layout: Layout) -> Bools:
+        return _of_loops(layout)
+
 
 class ImagesInLanes(PartedOperands):
-    """The padding of images that loops slice along their features.
+    """The padding of images that loops slice along their features, or rounded copies of images.
 
     The gradient of a kernel that is scattered along features is computed in a loop, which slices
     the images with these features.  If the slices are no whole rows of tiles, XLA keeps those
     images in another layout, from the kernel that writes them on: the images are in the lanes, and
-    the features in the rows.
+    the features in the rows.  Of float32 images that other kernels read, this is a rounded copy.
     """
 
     name, scope, label = "images in lanes", Entity.VALUE_CLASS, "padding"
@@ -450,7 +490,10 @@ class ImagesInLanes(PartedOperands):
                 values.sizes[some], values.tiled[some], values.element[some],
                 layout.settled[:, some],
             )  # fmt: skip
-            padding[:, some] = layout.value_memory[:, some] * np.maximum(share - 1.0, 0.0)
+            whole = (values.element[some] == 4) & (values.stored[some] == 1)
+            whole &= (values.as_operand[some] == 1) & bool(layout.machine.hardware.product_operands)
+            added = np.where(whole, ROUNDED * share, np.maximum(share - 1.0, 0.0))
+            padding[:, some] = layout.value_memory[:, some] * added
         return padding
 
 
@@ -497,6 +540,26 @@ def _slices(layout: Layout, rows: Ints) -> Iterator[tuple[Dims, Bools]]:
         dim = layout.settled[:, result, axis]
         scattered = (layout.scattered[:, result] >> np.uint8(axis)) & 1 > 0
         yield dim, scattered & operands.along[rows, dim]
+
+
+def _of_loops(layout: Layout) -> Bools:
+    """``[S, C]`` whether a value is an operand of a product that is a loop."""
+    return _of_operands(layout, layout.parted[:, layout.tables.operands.result])
+
+
+def _with_halos(layout: Layout) -> Bools:
+    """``[S, C]`` whether a product needs the edges of a value from neighbours."""
+    uses, slots = layout.tables.uses, layout.tables.slots
+    needed = np.zeros(layout.value_memory.shape, dtype=bool)
+    of_products = np.isin(uses.slot, layout.tables.tensors.slot)
+    rows = np.flatnonzero(of_products & slots.halo[uses.slot].any(axis=1))
+    if len(rows):
+        held = np.take(layout.held, slots.op_class[uses.slot[rows]], axis=1)
+        halo = np.take(slots.halo, uses.slot[rows][:, None] * slots.halo.shape[1] + held)
+        sent = ((halo > 0) & (layout.used[:, rows] >= 0)).any(axis=2)
+        first = np.flatnonzero(np.diff(uses.value[rows], prepend=-1))
+        needed[:, uses.value[rows][first]] = np.logical_or.reduceat(sent, first, axis=1)
+    return needed
 
 
 def _of_operands(layout: Layout, needed: Bools) -> Bools:
