@@ -103,6 +103,56 @@ def test_the_next_token_costs_no_read_of_its_logits_on_tpus(hardware: str) -> No
     assert alone == 0 if hardware.startswith("tpu") else alone > 0
 
 
+@pytest.mark.parametrize(("form", "kernels"), [("picked", 1), ("all", 1), ("mean", 2)])
+def test_the_kernel_of_logits_finds_their_maximum(form: str, kernels: int) -> None:
+    """That of a loss that picks some writes them in float32; a mean needs a kernel of its own."""
+
+    def loss(x: Any, head: Any, labels: Any) -> Any:
+        logits = (x @ head).astype(jnp.float32)
+        total = jax.nn.logsumexp(logits, -1)
+        if form == "all":
+            return total.sum()
+        picked = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+        return (total - picked).sum() + (logits.mean(-1).sum() if form == "mean" else 0.0)
+
+    found = terms("tpu-v5e", loss, shape(8192, 64), shape(64, 65536), shape(8192, dtype="int32"))
+    elements = 8192 * 65536
+    assert found["reads"] == pytest.approx(kernels * elements / V5E.vector_elements_per_s, rel=0.05)
+
+
+@pytest.mark.parametrize(("devices", "written"), [(2, False), (8, True)])
+def test_products_compute_the_gradient_of_picked_logits_again(devices: int, written: bool) -> None:
+    """As compiled for v5e, v6e and v4: only for a loop, it is written."""
+
+    def step(head: Any, x: Any, labels: Any) -> Any:
+        def loss(head: Any, x: Any) -> Any:
+            logits = (x @ head).astype(jnp.float32)
+            picked = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+            return (jax.nn.logsumexp(logits, -1) - picked).mean()
+
+        value, (gradient, carried) = jax.value_and_grad(loss, (0, 1))(head, x)
+        return head - 0.1 * gradient, carried, value
+
+    arguments = (
+        shape(1024, 65536),
+        shape(8192 * devices, 1024),
+        shape(8192 * devices, dtype="int32"),
+    )
+    analysis = toast.analyze(step, *arguments, donate=(0,), platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse(f"d={devices}"), min_dimensions=0)
+    state = space.initial
+    for argument, dimension in (("x", 0), ("labels", 0), ("head", 1)):
+        state = space.apply(state, action(space, argument, dimension, "d"))
+    model = CostModel(space, V5E)
+    tables, layout = model.tables, model.layout(state[None])
+    (gradient,) = np.flatnonzero(tables.values.of_picked)
+    assert tables.values.written[gradient] == 0
+    found = break_down(model, state).term_seconds
+    moved = 3 * layout.value_memory[0, gradient] / V5E.memory_bytes_per_s
+    seconds = found["gradients of logits"].sum() if written else 0.0
+    assert seconds == pytest.approx(moved * written)
+
+
 # -- images of convolutions ------------------------------------------------------------------------
 
 

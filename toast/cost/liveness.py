@@ -777,7 +777,9 @@ def _existing(
             # Convolutions compute operands again: float32 ones, to round them, or all.
             is_float32 = values[number].type.dtype == "f32"
             several = MATRIX_PRODUCTS if is_float32 or recomputes_images else PRODUCTS
-            products = sum(kinds[kernel] in several for kernel in computed_in)
+            # The kernel of a product may compute what follows from it, such as a new weight.
+            of_kernels = [makers[merged[k]] if k in merged else k for k in computed_in]
+            products = sum(kinds[op] in several for op in of_kernels)
             again = costly[number] and products > 1
             again &= kinds[early[values[number].op]] not in PRODUCTS
             stored = len(large) > 1 or (again and len(large) > 0)
@@ -788,9 +790,7 @@ def _existing(
             }  # fmt: skip
             cheap = kind not in EXPENSIVE and sum(size[v] for v in sources) <= size[number]
             # Group norms compute in groups of features; convolutions read their results whole.
-            if kind == "reshape" and any(
-                kinds[k] in PRODUCTS and kinds[k] not in MATRIX_PRODUCTS for k in computed_in
-            ):
+            if kind == "reshape" and any(kinds[op] == "convolution" for op in of_kernels):
                 (grouped,) = program.ops[makers[number]].operands
                 cheap &= len(uses[grouped]) > 1 or exists[grouped]
             exists[number] = stored and not (len(sources) == 1 and cheap)
