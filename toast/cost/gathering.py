@@ -30,6 +30,7 @@ from toast.cost.liveness import (
     Liveness,
     LiveRanges,
     allocated_only,
+    computed_values,
     liveness,
 )
 from toast.cost.machine import NEGLIGIBLE
@@ -107,7 +108,7 @@ _LOOPED = "dot_general"
 _SHORT_LIVED_OPS = 80
 
 #: The gaps beside images, relative to others: images are few and large.  Fitted to the same peaks.
-_GAPS_OF_IMAGES = 2.0
+_GAPS_OF_IMAGES = 2.5
 
 #: Maximum distance of two use classes of a value class that share a copy.
 _FARTHEST = 8
@@ -325,7 +326,7 @@ def build(
         products=products,
         tensors=slots.tensors(
             products.op_class, stored * read_shares(program, repeats),
-            # Kernels of convolutions read float32 operands as they are.
+            # Kernels of convolutions read float32 operands as they are in memory.
             {kind: dtype for kind, dtype in operand_types.items() if kind != "convolution"},
             rounded, before_products, fetched_uses(program, names.use_op, names.use_value),
         ),
@@ -492,6 +493,7 @@ def _value_classes(
         sum_moves=sum_moves,
         transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
         fused=~product & ~live.exists[values],
+        computed=computed_values(program, live)[values],
         of_picked=live.of_picked[values],
         merged=product & ~live.exists[values],
         repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
@@ -625,6 +627,7 @@ def _kernels(
         live.exists
         & alone[maker]
         & (live.fused_product < 0)
+        & ~live.of_picked
         & ~allocated
         & [value.type.shape != () for value in program.values]
     )
@@ -1024,9 +1027,6 @@ def _accesses(
     # A kernel reads a value once, and its own results not at all.
     kernel = live.kernel[use_op]
     counted &= (maker == kernel) | (live.kernel[maker] != kernel)
-    # Products compute the gradient of picked logits again.
-    of_picked = np.array(program.makers, dtype=np.int64)[live.of_picked]
-    counted &= ~np.isin(kernel, live.kernel[of_picked])
     uses = np.flatnonzero(counted)
     once = distinct_rows(np.stack([use_of[uses], kernel[uses]], axis=1)).first
     accesses[uses[once]] = 1

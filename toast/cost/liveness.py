@@ -190,11 +190,11 @@ class LiveRanges:
 
     def is_computed(self, value: int) -> bool:
         """Whether a value that is not in memory is more than one that is, moved."""
-        kind = self.live.kinds[self.maker[value]]
-        if kind in SOURCES or self.live.exists[value]:
-            return False
-        (first, *rest) = self.program.ops[self.maker[value]].operands or (value,)
-        return kind not in _PLACING or bool(rest) or self.is_computed(first)
+        return bool(self._computed[value])
+
+    @functools.cached_property
+    def _computed(self) -> Bools:
+        return computed_values(self.program, self.live)
 
     @functools.cached_property
     def expensive(self) -> Bools:
@@ -275,6 +275,17 @@ class LiveRanges:
         return Lifetimes(use_class, start, end, value)
 
 
+def computed_values(program: Program, live: Liveness) -> Bools:
+    """``[values]`` whether a value that is not in memory is more than one that is, moved."""
+    more = np.zeros(len(program.values), dtype=bool)
+    for value, op in enumerate(program.makers):
+        operands = program.ops[op].operands
+        if live.kinds[op] not in SOURCES and not live.exists[value]:
+            moved = live.kinds[op] in _PLACING and len(operands) < 2
+            more[value] = not moved or (len(operands) == 1 and more[operands[0]])
+    return more
+
+
 def liveness(
     program: Program,
     use_op: Ints,
@@ -316,7 +327,7 @@ def liveness(
         of_vector_unit = _products_of_vectors(program, kind_of_op)
         needed |= _vectors(program, kind_of_op, of_vector_unit)
     exists, merged, of_picked = _existing(
-        program, kind_of_op, uses, early, softmaxes, needed, of_vector_unit,
+        program, kind_of_op, uses, early, softmaxes, needed, picked, of_vector_unit,
         by_libraries=lanes == 1, recomputes_images=recomputes_images,
     )  # fmt: skip
     place = np.arange(len(program.ops))
@@ -700,6 +711,7 @@ def _existing(
     early: Ints,
     softmaxes: Sequence[_Softmax] = (),
     needed: frozenset[int] = frozenset(),
+    logits: frozenset[int] = frozenset(),
     alone: frozenset[int] = frozenset(),
     *,
     by_libraries: bool = False,
@@ -735,7 +747,7 @@ def _existing(
     # Large values that each value depends on, from the first op to the last.
     inputs: list[frozenset[int]] = [frozenset()] * len(values)
     differences = [_of_difference(program, kinds, op) for op in makers]
-    picked = [value is not None and value in needed for value in differences]
+    picked = [value in logits for value in differences]
     costly = [
         kinds[op] in EXPENSIVE and (value is None or value in needed)
         for op, value in zip(makers, differences, strict=True)
@@ -748,7 +760,7 @@ def _existing(
         picked[number] |= any(picked[v] for v in operands if not exists[v])
     # Kernels that compute each value, from the last op to the first.
     kernels: list[frozenset[int]] = [frozenset()] * len(values)
-    of_several = set[int]()  # of float32, stored only because they follow from several large values
+    of_several = set[int]()  # stored only because they follow from several large values
     merged = {values[softmax.exponential].op: softmax.product for softmax in softmaxes}
     for number in range(len(values) - 1, -1, -1):
         users: list[frozenset[int]] = []
@@ -777,9 +789,9 @@ def _existing(
             # Convolutions compute operands again: float32 ones, to round them, or all.
             is_float32 = values[number].type.dtype == "f32"
             several = MATRIX_PRODUCTS if is_float32 or recomputes_images else PRODUCTS
-            # The kernel of a product may compute what follows from it, such as a new weight.
-            of_kernels = [makers[merged[k]] if k in merged else k for k in computed_in]
-            products = sum(kinds[op] in several for op in of_kernels)
+            products = sum(kinds[kernel] in several for kernel in computed_in)
+            if picked[number]:  # also those of which the kernel computes a new weight
+                products += sum(kernel in merged for kernel in computed_in)
             again = costly[number] and products > 1
             again &= kinds[early[values[number].op]] not in PRODUCTS
             stored = len(large) > 1 or (again and len(large) > 0)
@@ -790,13 +802,16 @@ def _existing(
             }  # fmt: skip
             cheap = kind not in EXPENSIVE and sum(size[v] for v in sources) <= size[number]
             # Group norms compute in groups of features; convolutions read their results whole.
-            if kind == "reshape" and any(kinds[op] == "convolution" for op in of_kernels):
+            joined = kind == "reshape" and not by_libraries
+            joined &= any(kinds[kernel] == "convolution" for kernel in computed_in)
+            if joined:
                 (grouped,) = program.ops[makers[number]].operands
-                cheap &= len(uses[grouped]) > 1 or exists[grouped]
+                joined &= len(values[number].type.shape) < len(values[grouped].type.shape)
+                cheap &= not joined or len(uses[grouped]) > 1 or exists[grouped]
             exists[number] = stored and not (len(sources) == 1 and cheap)
-            if exists[number] and again and picked[number] and not by_libraries:
+            if exists[number] and again and picked[number] and kind not in EXPENSIVE:
                 of_picked.add(number)
-            if exists[number] and is_float32 and not again:
+            if exists[number] and (is_float32 or joined) and not again:
                 of_several.add(number)
     # Some of these follow from a single value, now that values between are stored.  Convolutions,
     # and kernels without a product, compute them again.  What the kernel of a product writes stays.

@@ -69,8 +69,7 @@ def read_by_products(
     """``[uses]`` the uses whose value the kernel of a product reads or computes.
 
     It reads the values that it repeats, and reduces a result that nothing else uses, such as the
-    logits of the next token (also if it is summed over devices, which is left out here).  It also
-    finds the maximum of logits that it writes in float32.
+    logits of the next token (also if it is summed over devices, which is left out here).
     """
     maker = np.array([value.op for value in program.values], dtype=np.int64)
     reads = np.bincount(use_value, minlength=len(maker))
@@ -84,13 +83,7 @@ def read_by_products(
     reduces = np.array([kind == "reduce" for kind in live.kinds], dtype=bool)
     multiplies = np.array([kind in PRODUCTS for kind in live.kinds], dtype=bool)
     alone = reads[use_value] == 1
-    largest = np.array([
-        kind == "reduce" and program.signatures[op.signature].attribute("combiner") == "maximum"
-        for kind, op in zip(live.kinds, program.ops, strict=True)
-    ], dtype=bool)  # fmt: skip
-    widened = live.fused_product[use_value] >= 0
-    reduced = (multiplies[maker[use_value]] & alone) | (largest[use_op] & widened)
-    return np.asarray(inside[use_op] | (reduces[use_op] & reduced))
+    return np.asarray(inside[use_op] | (reduces[use_op] & multiplies[maker[use_value]] & alone))
 
 
 def rounded_arguments(

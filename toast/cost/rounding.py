@@ -34,6 +34,9 @@ _STACKING = _LOOPED | {"dynamic_slice", "dynamic_update_slice"}
 #: Ops through which only products may read a value.  XLA rounds across barriers.
 _THROUGH = _FUSED | _STACKING | {"optimization_barrier"}
 
+#: Ops whose results another kernel reduces.
+_PASSED = _STACKING | {"optimization_barrier", "gather"}
+
 #: Ops whose results have the element type of the program.
 _WHOLE = (
     ((BARRIERS - PRODUCTS) | (ROOTS - {"reduce", "concatenate", "gather"}) | {"argument"})
@@ -46,7 +49,7 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
 
     It is if only products read the value, directly or through ops that move elements, or through a
     stack that a loop fills and another reads.  The kernel that computes the value also reduces it,
-    as for the gradient of a bias.
+    as for the gradient of a bias, unless the value is looked up, in a stack or behind a barrier.
     """
     uses: list[list[int]] = [[] for _ in program.values]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
@@ -57,6 +60,10 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
         for value, users in zip(program.values, uses, strict=True)
     ]
     results = [op.results[0] if op.results else -1 for op in program.ops]
+    source = [*program.makers]  # of each value, before it is moved
+    for number, maker in enumerate(source):
+        if kinds[maker] in _FUSED:
+            source[number] = source[program.ops[maker].operands[0]]
     # The values at the beginning and at the end of an iteration are in one buffer.
     other = {results[one]: results[two] for pair in program.ties for one, two in (pair, pair[::-1])}
     changed = True
@@ -66,7 +73,7 @@ def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: In
             kept = all(
                 kinds[op] in PRODUCTS
                 or (kinds[op] in _THROUGH and rounded[results[op]])
-                or (kinds[op] == "reduce" and kinds[program.makers[number]] not in PRODUCTS)
+                or (kinds[op] == "reduce" and kinds[source[number]] not in _PASSED)
                 for op in uses[number]
             )
             if not kept or (

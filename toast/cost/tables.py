@@ -142,6 +142,7 @@ class ValueClasses(EntityTable):
     sum_moves: Floats  # bytes that these kernels move in a step
     transfers: Floats  # to the memory of the host or back, of all its values in a step
     fused: Bools  # not in memory: the kernels of ops that use them compute its values
+    computed: Bools  # not in memory, and more than a value that is, moved
     of_picked: Bools  # the gradient of logits (:attr:`toast.cost.liveness.Liveness.of_picked`)
     merged: Bools  # a product's result, fused with its only consumer unless summed
     repeated: Ints  # the dimension of heads that it repeats, if it is in memory for several; or -1

@@ -394,7 +394,7 @@ class HaloOperands(Term):
 
     def seconds(self, layout: Layout) -> Floats:
         values = layout.tables.values
-        written = self.bytes(layout) * (values.fused * values.count)
+        written = self.bytes(layout) * (values.computed * values.count)
         return np.asarray(_ACCESSES * written / layout.machine.hardware.memory_bytes_per_s)
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
@@ -408,7 +408,6 @@ class LogitGradients(Term):
     """Kernels that write the gradient of logits for a loop; other products compute it again."""
 
     name, scope = "gradients of logits", Entity.VALUE_CLASS
-    of_loops = True
 
     def seconds(self, layout: Layout) -> Floats:
         values = layout.tables.values
@@ -548,15 +547,15 @@ def _of_loops(layout: Layout) -> Bools:
 
 
 def _with_halos(layout: Layout) -> Bools:
-    """``[S, C]`` whether a product needs the edges of a value from neighbours."""
+    """``[S, C]`` whether a product of a TPU needs the edges of a value from neighbours."""
     uses, slots = layout.tables.uses, layout.tables.slots
     needed = np.zeros(layout.value_memory.shape, dtype=bool)
-    of_products = np.isin(uses.slot, layout.tables.tensors.slot)
+    of_products = layout.tables.ops.product[slots.op_class[uses.slot]]
     rows = np.flatnonzero(of_products & slots.halo[uses.slot].any(axis=1))
-    if len(rows):
+    if len(rows) and layout.machine.hardware.lanes > 1:
         held = np.take(layout.held, slots.op_class[uses.slot[rows]], axis=1)
         halo = np.take(slots.halo, uses.slot[rows][:, None] * slots.halo.shape[1] + held)
-        sent = ((halo > 0) & (layout.used[:, rows] >= 0)).any(axis=2)
+        sent = (halo > 0).any(axis=2)
         first = np.flatnonzero(np.diff(uses.value[rows], prepend=-1))
         needed[:, uses.value[rows][first]] = np.logical_or.reduceat(sent, first, axis=1)
     return needed

@@ -394,7 +394,8 @@ class Writes(LocalTerm):
         rate = np.where(values.constant, filling, hardware.memory_bytes_per_s)
         size = layout.written_bytes * layout.moved_share
         size = size * access_share(hardware, values, layout.written_bytes)
-        return np.asarray(size * (values.written * values.count / rate))
+        written = np.where(values.constant, np.minimum(values.written, 1.0), values.written)
+        return np.asarray(size * (written * values.count / rate))
 
 
 class Latencies(LocalTerm):
