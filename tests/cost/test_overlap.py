@@ -358,6 +358,7 @@ def test_the_timeline_is_the_price(states: tuple[Space, States]) -> None:
         line = model.timeline(state)
         assert line.peak_bytes == pytest.approx(model.price(state[None]).peak_bytes[0])
         alive = line.argument_bytes + sum(b.bytes for b in line.at_peak)
+        alive += line.gap_bytes - line.fast_bytes
         assert alive == pytest.approx(line.peak_bytes, rel=1e-3)
         assert {b.what for b in line.at_peak} <= {"value", "copy", "sum", "second"}
 

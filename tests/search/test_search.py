@@ -253,7 +253,7 @@ def test_a_mesh_of_one_device(mesh: str) -> None:
 
 def test_arguments_that_are_none_of_those_there_are(tmp_path: pathlib.Path) -> None:
     analysis = analyzed("t2b-tiny")
-    with pytest.raises(SearchError, match="overlap 'half': use none, partial or full"):
+    with pytest.raises(SearchError, match="overlap 'half': use none, partial, gathers"):
         toast.plan(analysis, mesh="d=2", hardware="h100", overlap="half")  # type: ignore[arg-type]
     with pytest.raises(HardwareError, match="hardware None: use a device name or the path"):
         toast.plan(analysis, mesh="d=2", hardware=None)  # type: ignore[arg-type]
