@@ -319,7 +319,7 @@ def build(
         [(columns[term.name].start, lives) for term, lives in lifetimes],
         _gaps(program, tiles),
     )
-    growth, short_growth = _growth(events, columns.width)
+    growth, gap_growth = _growth(events, columns.width)
     return Tables(
         slots=slot_table,
         ops=ops,
@@ -343,7 +343,7 @@ def build(
         columns=columns,
         growth=growth,
         buffer_growth=growth,
-        short_growth=short_growth,
+        gap_growth=gap_growth,
         results=grouped.of_use[names.use_op >= len(program.ops) - len(program.results)],
         value_class=grouped.of_value,
         use_class=grouped.of_use,

@@ -806,8 +806,9 @@ def _existing(
             joined &= any(kinds[kernel] == "convolution" for kernel in computed_in)
             if joined:
                 (grouped,) = program.ops[makers[number]].operands
-                joined &= len(values[number].type.shape) < len(values[grouped].type.shape)
-                cheap &= not joined or len(uses[grouped]) > 1 or exists[grouped]
+                joined = len(values[number].type.shape) < len(values[grouped].type.shape)
+                joined &= len(uses[grouped]) == 1 and not exists[grouped]
+            cheap &= not joined
             exists[number] = stored and not (len(sources) == 1 and cheap)
             if exists[number] and again and picked[number] and kind not in EXPENSIVE:
                 of_picked.add(number)

@@ -203,7 +203,7 @@ def _check(tables: Tables, space: Space) -> None:
         (windows.of_value, (count, values)), (windows.of_use, (count, uses)),
         (windows.beside_maker, (count, values)), (windows.beside_user, (count, uses)),
         (tables.growth[:1], (min(1, tables.growth.shape[0]), tables.columns.width)),
-        (tables.buffer_growth, tables.growth.shape), (tables.short_growth, tables.growth.shape),
+        (tables.buffer_growth, tables.growth.shape), (tables.gap_growth, tables.growth.shape),
         (tables.value_class, (len(names.value_op),)), (tables.use_class, (len(names.use_op),)),
         (tables.idle, (len(names.value_op),)),
         (tables.results, (len(program.results),)),

@@ -310,9 +310,9 @@ class Tables:
     #: ``[moments, columns]`` growth of each column from one local peak of memory to the next.
     #: With the gaps beside short-lived buffers, after :meth:`on_hardware`.
     growth: sparse.csr_array
-    #: ``[moments, columns]`` without gaps, and of short-lived buffers alone.
+    #: ``[moments, columns]`` without gaps, and gaps alone, relative to those of most values.
     buffer_growth: sparse.csr_array
-    short_growth: sparse.csr_array
+    gap_growth: sparse.csr_array
     results: Ints  # [results] use class of each result
     value_class: Ints  # [values of the program]
     use_class: Ints  # [uses of the program]
@@ -363,5 +363,5 @@ class Tables:
                 independent_s=self.values.free * even,
             ),
             uses=dataclasses.replace(self.uses, independent_s=self.uses.free * even),
-            growth=self.buffer_growth + gaps * self.short_growth if gaps else self.buffer_growth,
+            growth=self.buffer_growth + gaps * self.gap_growth if gaps else self.buffer_growth,
         )  # fmt: skip
