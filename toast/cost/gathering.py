@@ -19,7 +19,7 @@ from toast.cost.constant_values import constant_values, remade_values
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
 from toast.cost.fetched_arguments import fetched_uses
 from toast.cost.host_memory import HostMemory, host_memory
-from toast.cost.image_tiles import tiles_of_images
+from toast.cost.image_tiles import may_be_in_bands, tiles_of_images
 from toast.cost.kernel_kinds import of_vectors
 from toast.cost.liveness import (
     EXPENSIVE,
@@ -119,6 +119,7 @@ class Buffered(Protocol):
 
     name: str
     scope: Entity
+    has_gaps: bool
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes | None:
         """When its buffers are alive; ``None`` for a term without buffers."""
@@ -247,7 +248,7 @@ def build(
     ranges = LiveRanges(
         program, live, names.use_op, names.use_value, grouped.of_value, grouped.of_use,
         len(grouped.use_value), grouped.pairs, operands.value,
-        operands.value[operands.images], value_bytes,
+        operands.value[operands.images], may_be_in_bands(program, tiles), value_bytes,
         NEGLIGIBLE * float(value_bytes.sum()), summed, scratch,
         rings[names.use_op],
         host.inside,
@@ -316,7 +317,7 @@ def build(
     lifetimes = [(term, lives) for term in terms if (lives := term.lifetimes(ranges)) is not None]
     columns = Columns.of([(term.name, sizes[term.scope]) for term, _ in lifetimes])
     events = _events(
-        [(columns[term.name].start, lives) for term, lives in lifetimes],
+        [(columns[term.name].start, lives, term.has_gaps) for term, lives in lifetimes],
         _gaps(program, tiles),
     )
     growth, gap_growth = _growth(events, columns.width)
@@ -328,7 +329,7 @@ def build(
             products.op_class, stored * read_shares(program, repeats),
             # Kernels of convolutions read float32 operands as they are in memory.
             {kind: dtype for kind, dtype in operand_types.items() if kind != "convolution"},
-            rounded, before_products, fetched_uses(program, names.use_op, names.use_value),
+            rounded, before_products, fetched_uses(program, names.use_op, names.use_value), tiles,
         ),
         kernels=kernels,
         kernel_tensors=slots.kernel_tensors(np.unique(kernels.op_class), rules),
@@ -666,6 +667,24 @@ def _rounded_stacks(program: Program, rounded: str, grouped: _Grouped) -> Lifeti
     return Lifetimes(grouped.of_value[value], first, last, value)
 
 
+def _image_sizes(
+    program: Program, values: Sequence[int], tiles: Mapping[int, tuple[int, ...]]
+) -> tuple[Ints, Bools]:
+    """Sizes of images among ``values``, and which of their dimensions are in tiles: ``[..., R]``.
+
+    ``tiles`` are those of :func:`toast.cost.image_tiles.tiles_of_images`; other values have none.
+    """
+    rank = max((len(program.values[v].type.shape) for v in tiles), default=0)
+    sizes = np.ones((len(values), rank), dtype=np.int64)
+    tiled = np.zeros((len(values), rank), dtype=bool)
+    for row, value in enumerate(values):
+        if value in tiles:
+            shape = program.values[value].type.shape
+            sizes[row, : len(shape)] = shape
+            tiled[row, [*tiles[value]]] = True
+    return sizes, tiled
+
+
 class _TensorRow(NamedTuple):
     """A row of :class:`toast.cost.tables.ProductTensors`."""
 
@@ -723,6 +742,7 @@ class _Slots:
         rounded: Mapping[int, RoundedArgument] = MappingProxyType({}),
         accesses: Floats | None = None,
         fetched: Bools | None = None,
+        tiles: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
     ) -> ProductTensors:
         """The tensors of op classes, here ``products``.
 
@@ -730,7 +750,8 @@ class _Slots:
         ``operand_types`` the element type to which each kind of product rounds float32 operands.
         ``rounded`` are those of :func:`toast.cost.product_reads.rounded_arguments`, and
         ``accesses`` (``[uses]``) those by kernels, products left out.  ``fetched`` (``[uses]``) are
-        those of :func:`toast.cost.fetched_arguments.fetched_uses`.
+        those of :func:`toast.cost.fetched_arguments.fetched_uses`, and ``tiles`` those of
+        :func:`toast.cost.image_tiles.tiles_of_images`.
         """
         program, ops = self._space.analysis.program, self._space.classes.representative
         place = {k: number for number, k in enumerate(products.tolist())}
@@ -738,7 +759,7 @@ class _Slots:
         parts = whole_arguments(program, parts=True)
         rounding = self._rounding(rounded)
         ahead = self._shares(np.flatnonzero(fetched)) if fetched is not None else {}
-        rows: list[_TensorRow] = []
+        rows: list[tuple[_TensorRow, int]] = []  # and its value in the representative op
         for (k, side, index), slot in self._number.items():
             if k in place:
                 op = program.ops[int(ops[k])]
@@ -776,13 +797,17 @@ class _Slots:
                     row = row._replace(reshaped=reshaped(program, value))
                 if not side:
                     row = row._replace(fetched=ahead.get((k, index), 0.0))
-                rows.append(row)
-        columns = [*zip(*sorted(rows), strict=True)] or [()] * len(_TensorRow._fields)
+                rows.append((row, value))
+        rows.sort()
+        columns = [*zip(*(row for row, _ in rows), strict=True)] or [()] * len(_TensorRow._fields)
         types = map(type, _TensorRow(0, 0, 0.0, False, 0.0))
-        return ProductTensors(*(
-            np.array(column, dtype=type_)
-            for column, type_ in zip(columns, types, strict=True)
-        ))  # fmt: skip
+        fields = zip(_TensorRow._fields, columns, types, strict=True)
+        sizes, tiled = _image_sizes(program, [value for _, value in rows], tiles)
+        return ProductTensors(
+            **{name: np.array(column, dtype=type_) for name, column, type_ in fields},
+            sizes=sizes,
+            tiled=tiled,
+        )
 
     def _shares(self, uses: Ints) -> dict[tuple[int, int], float]:
         """The share of the ops of a class, and of an operand, that are among ``uses``."""
@@ -1290,19 +1315,20 @@ def _gaps(program: Program, tiles: Mapping[int, tuple[int, ...]]) -> Floats:
     return gaps
 
 
-def _events(lifetimes: Sequence[tuple[int, Lifetimes]], gaps: Floats) -> Events:
-    """Allocations and frees in program order; lifetimes come with their block's first column.
+def _events(lifetimes: Sequence[tuple[int, Lifetimes, bool]], gaps: Floats) -> Events:
+    """Allocations and frees in program order.
 
-    ``gaps`` are those of :func:`_gaps`.
+    Lifetimes come with their block's first column, and with whether it has gaps; ``gaps`` are those
+    of :func:`_gaps`.
     """
     empty = np.zeros(0, dtype=np.int64)
-    column = [empty, *(np.tile(first + lives.entity, 2) for first, lives in lifetimes)]
-    sign = [np.zeros(0), *(np.repeat([1.0, -1.0], len(lives)) for _, lives in lifetimes)]
-    op = [empty, *(np.concatenate([lives.start, lives.end]) for _, lives in lifetimes)]
-    value = [empty, *(np.tile(lives.value, 2) for _, lives in lifetimes)]
+    column = [empty, *(np.tile(first + lives.entity, 2) for first, lives, _ in lifetimes)]
+    sign = [np.zeros(0), *(np.repeat([1.0, -1.0], len(lives)) for _, lives, _ in lifetimes)]
+    op = [empty, *(np.concatenate([lives.start, lives.end]) for _, lives, _ in lifetimes)]
+    value = [empty, *(np.tile(lives.value, 2) for _, lives, _ in lifetimes)]
     beside = [np.zeros(0)]
-    for _, lives in lifetimes:
-        short = lives.end - lives.start <= _SHORT_LIVED_OPS
+    for _, lives, has_gaps in lifetimes:
+        short = (lives.end - lives.start <= _SHORT_LIVED_OPS) & has_gaps
         beside.append(np.tile(gaps[lives.value] * short, 2))
     events = Events(*map(np.concatenate, (op, column, sign, value, beside)))
     return events.take(np.lexsort((events.sign, events.op)))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from toast.cost.entities import Ints
 from toast.cost.liveness import BARRIERS, dimensions_in
 from toast.program import Program
 
@@ -25,12 +28,20 @@ _RESIZING = frozenset({
 _OWN_LAYOUTS = (BARRIERS | {"gather", "dynamic_slice", "dynamic_update_slice"}) - _RESIZING
 
 
+#: The most images on a device that XLA for TPUs cuts into bands, and the fewest positions along a
+#: row of one, as seen with 3 x 3 windows.  A row makes eight bands.
+MOST_IN_BANDS, LEAST_IN_BANDS = 7, 14
+
+#: Devices for which bands are considered.
+_MOST_DEVICES = 256
+
+
 def tiles_of_images(program: Program, kinds: Sequence[str]) -> Mapping[int, tuple[int, ...]]:
     """Values whose layout follows from that of a convolution, and their dimensions in tiles.
 
     Convolutions along two dimensions or more have images and features in tiles, never positions,
     and so have the values before and after, up to the next product.  Arguments have layouts of
-    their own.  Fewer images than a tile has rows are computed in bands, which have other tiles
+    their own.  Few images are cut into bands, which have other tiles
     (:meth:`toast.cost.machine.Machine.lane_padding`).
     """
     tiles: dict[int, tuple[int, ...]] = {}
@@ -63,6 +74,17 @@ def tiles_of_images(program: Program, kinds: Sequence[str]) -> Mapping[int, tupl
     return tiles
 
 
+def may_be_in_bands(program: Program, tiles: Mapping[int, tuple[int, ...]]) -> Ints:
+    """The images of ``tiles`` that XLA cuts into bands if a device has few of them."""
+    found = []
+    for value, dims in tiles.items():
+        shape = program.values[value].type.shape
+        places = [size for d, size in enumerate(shape) if d not in dims]
+        if len(places) > 1 and places[-1] >= LEAST_IN_BANDS:
+            found += [value] * (shape[dims[0]] <= MOST_IN_BANDS * _MOST_DEVICES)
+    return np.array(sorted(found), dtype=np.int64)
+
+
 def _alike(
     program: Program, number: int, value: int, other: int, dims: tuple[int, ...]
 ) -> tuple[int, ...] | None:
@@ -79,4 +101,4 @@ def _alike(
     return dims if before == after or kind in _RESIZING else None
 
 
-__all__ = ["tiles_of_images"]
+__all__ = ["LEAST_IN_BANDS", "MOST_IN_BANDS", "may_be_in_bands", "tiles_of_images"]

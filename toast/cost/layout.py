@@ -520,6 +520,19 @@ class Layout(LocalLayout):
         """``[S, C]`` bytes that a value takes in a device's memory, with padding and gaps."""
         return self._allocated(self.written_bytes)
 
+    @functools.cached_property
+    def band_padding(self) -> Floats:
+        """``[S, C]`` the bytes of images in bands over those of the values, 0 for all others."""
+        values, padding = self.tables.values, np.zeros(self.settled.shape[:2])
+        ranks = np.arange(values.sizes.shape[1]) < values.rank[:, None]
+        images = np.flatnonzero((~values.tiled & ranks).sum(axis=1) > 1)
+        if len(images) and self.machine.hardware.lanes > 1:
+            padding[:, images] = self.machine.padding_in_bands(
+                values.sizes[images], values.rank[images], values.tiled[images],
+                self.settled[:, images],
+            )  # fmt: skip
+        return padding
+
     @property
     def unrounded_memory(self) -> Floats:
         """``[S, C]`` the same if the value is in memory, and not rounded for products."""

@@ -160,6 +160,7 @@ class LiveRanges:
     pairs: CopyPairs
     operands: Ints  # value classes of the operands of products
     images: Ints  # those of images that gradients of kernels sum over
+    banded: Ints  # values: :func:`toast.cost.image_tiles.may_be_in_bands`
     size: Floats  # [values] bytes
     floor: float  # bytes up to which a value does not affect the peak
     reduces: Bools  # [values] whether the defining op reduces

@@ -10,6 +10,7 @@ import numpy as np
 
 from toast.cost.axis_sets import GATHER, REDUCE, SCATTER, Axes
 from toast.cost.entities import Bools, Dims, Floats, Ints
+from toast.cost.image_tiles import LEAST_IN_BANDS, MOST_IN_BANDS
 from toast.cost.tables import Tables
 from toast.hardware import Collectives, Hardware
 from toast.hardware.description import LANE_BYTES
@@ -23,6 +24,9 @@ NEGLIGIBLE = 1e-6
 #: XLA keeps small temporaries in fast memory: about half of it, and of few, almost all.  Fitted to
 #: the peaks of programs that XLA compiled.
 _FAST_ROOM, _FAST_SHARE = 0.56, 0.9
+
+#: Rows that a window of three positions needs from the next bands.
+_EDGES = 2
 
 #: Maximum number of shardings of a value that are enumerated.
 _SPLITS = 2048
@@ -126,6 +130,27 @@ class Machine:
         padding = np.take_along_axis(padded, first, axis=-1)[..., 0] / padded.min(axis=-1)
         enough = np.take_along_axis(local, first, axis=-1)[..., 0] >= _ROWS
         return np.asarray(np.where(enough, padding, 1.0))
+
+    def padding_in_bands(self, sizes: Ints, rank: Ints, tiled: Bools, dims: Dims) -> Floats:
+        """The bytes of images in bands, with their overlap, over those without: ``[S, X]``.
+
+        XLA cuts the rows of few images into bands and counts each as an image
+        (:data:`toast.cost.image_tiles.MOST_IN_BANDS`).  It is 0 where images are not in bands.
+        ``sizes`` and ``tiled`` are ``[X, R]``, of images with ``rank`` dimensions (``[X]``).
+        """
+        local, every = self._local(sizes, dims), np.arange(sizes.shape[-1])
+        places = ~tiled & (every < rank[:, None])
+        first = [each.argmax(axis=1) for each in (tiled, places)]
+        last = [len(every) - 1 - each[:, ::-1].argmax(axis=1) for each in (tiled, places)]
+        each = np.arange(len(sizes))
+        images, height, features, width = (local[:, each, dim] for dim in (*first, *last))
+        padding = np.minimum(*(
+            np.ceil(size / self.hardware.lanes) * self.hardware.lanes / size
+            for size in (height, features)
+        ))  # fmt: skip
+        overlapping = _ROWS * np.ceil((width + _EDGES) / _ROWS) / width
+        banded = (images <= MOST_IN_BANDS) & (width >= LEAST_IN_BANDS)
+        return np.asarray(np.where(banded, padding * overlapping, 0.0))
 
     def _local(self, sizes: Ints, dims: Dims) -> Floats:
         """``[..., R]`` elements of a device's part of tensors along each dimension."""

@@ -1,5 +1,6 @@
 """The terms of a price."""
 
+from toast.cost.terms.bands import ImagesInBands
 from toast.cost.terms.buffers import (
     ArgumentCopies,
     Arguments,
@@ -65,8 +66,8 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), LookupCopies(),
     SharedCopies(), WholeSums(), MergedSums(), HaloOperands(), SecondBuffers(), PartedOperands(),
-    DelayedOperands(), ImagesInLanes(), WaitingOperands(), RoundedStacks(), Workspaces(),
-    RingBuffers(),
+    DelayedOperands(), ImagesInLanes(), ImagesInBands(), WaitingOperands(), RoundedStacks(),
+    Workspaces(), RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums and of gathers.

@@ -45,6 +45,8 @@ class Term:
     #: Whether its buffers exist only where XLA makes loops of products: programs over pairs of
     #: choices, which do not know them, leave them out.
     of_loops: bool = False
+    #: Whether the heap has gaps beside its short-lived buffers.
+    has_gaps: bool = True
     #: Whether the op that needs its collectives computes meanwhile.
     beside_op: bool = False
 
