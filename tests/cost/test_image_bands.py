@@ -188,3 +188,12 @@ def test_a_copy_turns_images_into_lanes_for_loops() -> None:
     copied = ImagesInLanes().bytes(layout)[0]
     assert ((moved > 0) == (copied > 0)).all()
     assert not ImagesInLanes().least_seconds(layout).any()
+
+
+@pytest.mark.parametrize(("mesh", "loop"), [("d=8", True), ("d=8,e=2", False)])
+def test_loops_of_convolutions_sum_over_all_devices(mesh: str, loop: bool) -> None:
+    kernel, x = shape(3, 3, 128, 128), shape(2048, 32, 32, 128)
+    analysis = toast.analyze(step, kernel, x, platform="tpu", cache=False)
+    model = CostModel(Space(analysis, Mesh.parse(mesh), min_dimensions=0), load("tpu-v5e"))
+    layout = model.layout(sharded(model, ("x", 0), ("kernel", 2))[None])
+    assert layout.parted.any() == loop

@@ -29,9 +29,11 @@ from toast.cost.liveness import (
     Lifetimes,
     Liveness,
     LiveRanges,
+    added_scatters,
     allocated_only,
     computed_values,
     liveness,
+    summed_selections,
 )
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
@@ -496,6 +498,8 @@ def _value_classes(
         fused=~product & ~live.exists[values],
         computed=computed_values(program, live)[values],
         of_picked=live.of_picked[values],
+        selected=summed_selections(program, live)[values],
+        adds_scatter=np.isin(maker, [product for product, _ in added_scatters(program)]),
         merged=product & ~live.exists[values],
         repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
         headed=headed[values],

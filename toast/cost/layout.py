@@ -358,9 +358,17 @@ class Layout(LocalLayout):
 
     @functools.cached_property
     def parted(self) -> Bools:
-        """``[S, C]`` whether XLA's TPU compiler makes a loop of products of parts for a sum."""
-        many = self.devices[self.scattered] > UNROLLED
-        return np.asarray(self._may_be_parted & many & ~self.whole & ~self.tables.values.grouped)
+        """``[S, C]`` whether XLA's TPU compiler makes a loop of products of parts for a sum.
+
+        It makes loops of convolutions of images only if their sums are over all devices.
+        """
+        t, parts = self.tables, self.devices[self.scattered]
+        images = np.zeros(len(t.ops), dtype=bool)
+        images[t.products.op_class[t.products.images > 0]] = True
+        here = (parts > UNROLLED) & (
+            ~images[t.slots.op_class[t.values.slot]] | (parts == self.devices[-1])
+        )
+        return np.asarray(self._may_be_parted & here & ~self.whole & ~t.values.grouped)
 
     @functools.cached_property
     def permuted(self) -> Bools:

@@ -32,6 +32,9 @@ BARRIERS = PRODUCTS | {
     "carry", "yield", "repeat", "spread",
 }  # fmt: skip
 
+#: Ops that change the order of elements alone.
+_TURNING = frozenset({"transpose", "reshape"})
+
 #: Rows of the tiles in which devices with lanes keep arrays.
 SUBLANES = 8
 
@@ -81,7 +84,7 @@ _PLACING = frozenset({
 
 #: Products that XLA runs before one that only the optimizer needs, where it hides all-gathers
 #: behind products.  Fitted to the peaks of programs that XLA compiled; a layer has about as many.
-_DELAY = 12
+DELAY = 12
 
 #: The same for products of groups where XLA hides all-gathers; elsewhere they wait as long as
 #: others would.  Fitted, too.
@@ -186,8 +189,12 @@ class LiveRanges:
     @functools.cached_property
     def of_products(self) -> Ints:
         """Uses by products."""
-        product = np.array([kind in PRODUCTS for kind in self.live.kinds], dtype=bool)
-        return np.flatnonzero(product[self.use_op])
+        return np.flatnonzero(self.product[self.use_op])
+
+    @functools.cached_property
+    def product(self) -> Bools:
+        """``[ops]`` whether they are products."""
+        return np.array([kind in PRODUCTS for kind in self.live.kinds], dtype=bool)
 
     def is_computed(self, value: int) -> bool:
         """Whether a value that is not in memory is more than one that is, moved."""
@@ -439,7 +446,7 @@ def _delays(
     run = np.flatnonzero(any_product & backward & ~looped)
     delayed = np.flatnonzero((product & backward & ~looped & ~needed)[use_op])
     if len(delayed):
-        delay = np.where(grouped[use_op[delayed]] & all_gathers, _GROUPED_DELAY, _DELAY)
+        delay = np.where(grouped[use_op[delayed]] & all_gathers, _GROUPED_DELAY, DELAY)
         later = np.searchsorted(run, use_op[delayed]) + delay
         until[delayed] = run[np.minimum(later, len(run) - 1)]
     return until
@@ -558,6 +565,44 @@ def _selecting_scatters(program: Program, kinds: list[str]) -> list[int]:
         if len(batch) + len(inserted) == len(shape) and updates == rows:
             found.append(number)
     return found
+
+
+def summed_selections(program: Program, live: Liveness) -> Bools:
+    """``[values]`` the results of scatters that kernels compute as selections, and a kernel sums.
+
+    They are gradients of picked logits, summed by that of a softmax.
+    """
+    selected = np.zeros(len(program.values), dtype=bool)
+    for number, op in enumerate(program.ops):
+        value = op.operands[0] if program.kinds[number] == "reduce" else -1
+        while value >= 0 and not live.exists[value]:
+            maker = program.ops[program.values[value].op]
+            if program.kind(program.values[value].op) == "scatter":
+                selected[value] = True
+            value = maker.operands[0] if len(maker.operands) == 1 else -1
+    return selected
+
+
+def added_scatters(program: Program) -> list[tuple[int, int]]:
+    """Products and scatters whose results one op adds: the op of the product, and of the scatter.
+
+    Nothing but the order of their elements changes before.
+    """
+    pairs = []
+    for number, op in enumerate(program.ops):
+        if program.kinds[number] != "add":
+            continue
+        makers = []
+        for value in op.operands:
+            maker = program.values[value].op
+            while program.kinds[maker] in _TURNING:
+                maker = program.values[program.ops[maker].operands[0]].op
+            makers.append(maker)
+        pairs += [
+            (one, other) for one, other in (makers, makers[::-1])
+            if program.kinds[one] in MATRIX_PRODUCTS and program.kinds[other] == "scatter"
+        ]  # fmt: skip
+    return pairs
 
 
 def _picked_from(program: Program, kinds: list[str]) -> frozenset[int]:

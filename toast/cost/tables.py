@@ -151,6 +151,8 @@ class ValueClasses(EntityTable):
     fused: Bools  # not in memory: the kernels of ops that use them compute its values
     computed: Bools  # not in memory, and more than a value that is, moved
     of_picked: Bools  # the gradient of logits (:attr:`toast.cost.liveness.Liveness.of_picked`)
+    selected: Bools  # :func:`toast.cost.liveness.summed_selections`
+    adds_scatter: Bools  # a product of :func:`toast.cost.liveness.added_scatters`
     merged: Bools  # a product's result, fused with its only consumer unless summed
     repeated: Ints  # the dimension of heads that it repeats, if it is in memory for several; or -1
     headed: Ints  # the dimension of heads that may be in the lanes of its tiles; or -1

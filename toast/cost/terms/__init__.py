@@ -2,6 +2,8 @@
 
 from toast.cost.terms.bands import ImagesInBands
 from toast.cost.terms.buffers import (
+    AddedOperands,
+    AddedResults,
     ArgumentCopies,
     Arguments,
     Copies,
@@ -18,6 +20,7 @@ from toast.cost.terms.buffers import (
     ScatteredSums,
     SecondBuffers,
     SharedCopies,
+    SlicedSelections,
     Values,
     WaitingOperands,
     WholeSums,
@@ -66,8 +69,9 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), LookupCopies(),
     SharedCopies(), WholeSums(), MergedSums(), HaloOperands(), SecondBuffers(), PartedOperands(),
-    DelayedOperands(), ImagesInLanes(), ImagesInBands(), WaitingOperands(), RoundedStacks(),
-    Workspaces(), RingBuffers(),
+    DelayedOperands(), ImagesInLanes(), ImagesInBands(), SlicedSelections(),
+    AddedOperands(), AddedResults(), WaitingOperands(), RoundedStacks(), Workspaces(),
+    RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums and of gathers.

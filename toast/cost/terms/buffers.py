@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
 from toast.cost.layout import Layout
-from toast.cost.liveness import Lifetimes, LiveRanges
+from toast.cost.liveness import (
+    DELAY,
+    Lifetimes,
+    LiveRanges,
+    added_scatters,
+    summed_selections,
+)
 from toast.cost.program_loops import loops_of
 from toast.cost.terms.term import Term
 
 #: Products that become loops if their sums are scattered.
 _PARTED = frozenset({"dot_general", "convolution"})
+
+#: Passes whose products run beside delayed ones.
+_BACKWARD = ("backward", "recomputed")
 
 #: Bytes of a rounded element over those of a float32.
 ROUNDED = 0.5
@@ -421,6 +431,37 @@ class LogitGradients(Term):
         return np.zeros(layout.value_memory.shape)
 
 
+class SlicedSelections(Term):
+    """Results of scatters of which devices need a part, though they compute all of it.
+
+    Kernels compute the gradients of picked logits as they read them
+    (:func:`toast.cost.liveness.summed_selections`).  If one needs a part, the kernel that sums them
+    writes all for it.
+    """
+
+    name, scope, label = "sliced selections", Entity.VALUE_CLASS, "value"
+
+    def seconds(self, layout: Layout) -> Floats:
+        written = self.bytes(layout) * layout.tables.values.count
+        return np.asarray(written / layout.machine.hardware.memory_bytes_per_s)
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes | None:
+        values = np.flatnonzero(summed_selections(ranges.program, ranges.live))
+        if not len(values):
+            return None
+        last = ranges.maker.copy()
+        np.maximum.at(last, ranges.use_value, ranges.use_op)
+        return Lifetimes(ranges.value_class[values], ranges.maker[values], last[values] + 1, values)
+
+    def bytes(self, layout: Layout) -> Floats:
+        values, uses = layout.tables.values, layout.tables.uses
+        sliced = np.zeros(layout.value_memory.shape, dtype=bool)
+        if values.selected.any():
+            part = (layout.used_axes & ~layout.before_axes) > 0
+            sliced[:, uses.value[uses.first]] = np.logical_or.reduceat(part, uses.first, axis=1)
+        return np.asarray(layout.value_memory * (sliced & values.selected))
+
+
 class DelayedOperands(PartedOperands):
     """Operands of such loops that only the optimizer needs, which run beside later products.
 
@@ -482,7 +523,14 @@ class ImagesInLanes(PartedOperands):
         live, computed = ranges.live, super().lifetimes(ranges)
         rows = ranges.stored[np.isin(ranges.value_class[ranges.stored], ranges.images)]
         stored = Lifetimes(ranges.value_class[rows], live.start[rows], live.end[rows] + 1, rows)
-        return Lifetimes.joined([stored, computed.take(np.isin(computed.entity, ranges.images))])
+        computed = computed.take(np.isin(computed.entity, ranges.images))
+        both = Lifetimes.joined([stored, computed])
+        # The loops run beside later products.
+        run = np.flatnonzero(np.isin(ranges.program.passes, _BACKWARD) & ranges.product)
+        if not len(run):
+            return both
+        later = np.minimum(np.searchsorted(run, both.end - 1) + DELAY, len(run) - 1)
+        return dataclasses.replace(both, end=np.maximum(both.end, run[later]))
 
     def bytes(self, layout: Layout) -> Floats:
         return np.where(self._needed(layout), self.most_bytes(layout), 0.0)
@@ -546,6 +594,61 @@ class WaitingOperands(Term):
     def bytes(self, layout: Layout) -> Floats:
         waiting = _of_operands(layout, layout.unrolled[:, layout.tables.operands.result])
         return layout.value_memory * (waiting * layout.tables.values.as_operand)
+
+
+class AddedOperands(Term):
+    """Operands of a product whose kernel adds a scatter to its result, which is summed with it.
+
+    The gradient of a tied table has the parts of a lookup and of a head.  If devices sum both at
+    once, the kernel of the head's part runs after the scatter.  Its operands wait; its result, with
+    which they are counted, is not in memory before.
+    """
+
+    name, scope, label = "added operands", Entity.VALUE_CLASS, "value"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes | None:
+        live = ranges.live
+        rows: list[tuple[int, int, int, int]] = []
+        for product, scatter in added_scatters(ranges.program):
+            for use in ranges.of_products[ranges.use_op[ranges.of_products] == product].tolist():
+                value = int(ranges.use_value[use])
+                start = max(int(live.use_end[use]), int(live.end[value])) + 1
+                if start <= scatter and ranges.size[value] > ranges.floor:
+                    rows.append((int(ranges.value_class[value]), start, scatter + 1, value))
+        return Lifetimes(*np.array(rows, dtype=np.int64).T) if rows else None
+
+    def bytes(self, layout: Layout) -> Floats:
+        return self._largest(layout, lambda operand, result: np.maximum(operand - result, 0.0))
+
+    @staticmethod
+    def _largest(layout: Layout, of: Callable[[Floats, Floats], Floats]) -> Floats:
+        """``[S, C]`` the most bytes of an operand's rows: ``of`` operands, and of results.
+
+        Only where a sum is whole, as that of the scatter is, too.
+        """
+        operands, values = layout.tables.operands, layout.tables.values
+        size = np.zeros(layout.value_memory.shape)
+        waits = values.adds_scatter & (layout.partial > 0) & (layout.scattered == 0)
+        if waits.any():
+            sizes = (layout.value_memory[:, v] for v in (operands.value, operands.result))
+            here = np.where(waits[:, operands.result], of(*sizes), 0.0)
+            np.maximum.at(size.T, operands.value, here.T)
+        return size
+
+
+class AddedResults(AddedOperands):
+    """The results of such products, beside the larger operand in their kernels."""
+
+    name = "added results"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes | None:
+        rows = super().lifetimes(ranges)
+        return None if rows is None else dataclasses.replace(rows, start=rows.end - 1)
+
+    def bytes(self, layout: Layout) -> Floats:
+        return self._largest(
+            layout, lambda operand, result: np.where(operand > result, result, 0.0)
+        )
 
 
 def _slices(layout: Layout, rows: Ints) -> Iterator[tuple[Dims, Bools]]:

@@ -37,6 +37,13 @@ _BANDED = 1.5
 #: rows.  Fitted to kernels that XLA compiled: 11.2, 12.2 and 14.3 cycles for 2, 4 and 8 rows.
 _PER_TILE = 0.72
 
+#: The time for an element that a copy brings into tiles of so many rows, over that of one that
+#: changes its place in tiles.  Fitted to a program that XLA compiled with so many sequences.
+_IN_ROWS = {1: 7.4, 2: 5.7, 4: 3.6, SUBLANES: 0.6}
+
+#: Dimensions of a matrix.
+_MATRIX = 2
+
 #: Bytes of a float32 element.
 _WIDE = 4
 
@@ -356,9 +363,32 @@ class PartedProducts(Term):
         read = np.where(side[:, None] == np.array([1, 0]), operands, 0.0).sum(axis=1)
         rounding = rounds[t.ops.dtype[op_class]] * read * (1 + ROUNDED)
         adding += rounding / (hardware.memory_bytes_per_s * hardware.single_op_share)
+        adding += parts[state, value] * self._copying(layout, state, value)
         seconds = np.zeros(layout.scattered.shape)
         seconds[state, value] = (np.maximum(longer, 0.0) + adding) * t.values.count[value]
         return seconds
+
+    @staticmethod
+    def _copying(layout: Layout, state: Ints, value: Ints) -> Floats:
+        """The seconds of copies of a part of each sum into the layout in which it is sent.
+
+        XLA sends parts without padding.  If their rows are no whole tiles, but the batch of a
+        device is, the batch is in the rows.
+        """
+        values, hardware = layout.tables.values, layout.machine.hardware
+        dims, sizes, rank = layout.settled[state, value], values.sizes[value], values.rank[value]
+        shards = np.stack([
+            layout.devices[axes_of(dims == d)] for d in range(sizes.shape[1])
+        ], axis=1)  # fmt: skip
+        local = np.maximum(sizes / shards, 1.0)
+        rows = np.take_along_axis(local, np.maximum(rank - 2, 0)[:, None], axis=1)[:, 0]
+        padded = (rank > _MATRIX) & (rows % SUBLANES != 0)
+        batch = local[:, 0]
+        slower = np.where(batch % SUBLANES == 0, _IN_ROWS[SUBLANES], 0.0)
+        for size, share in _IN_ROWS.items():
+            slower = np.where(batch == size, share, slower)
+        element = hardware.relayout_bytes / hardware.memory_bytes_per_s
+        return np.asarray(padded * slower * local.prod(axis=1) * element)
 
     @staticmethod
     def _kernel(
