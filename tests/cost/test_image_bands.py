@@ -12,7 +12,7 @@ import pytest
 import toast
 from tests.helpers import action
 from toast.cost import DEFAULT_TERMS, CostModel, Memo, break_down
-from toast.cost.image_tiles import may_be_in_bands, tiles_of_images
+from toast.cost.image_tiles import may_be_in_bands
 from toast.cost.terms import ImagesInBands
 from toast.cost.terms.buffers import HaloOperands, ImagesInLanes, PartedOperands
 from toast.hardware import Mesh, load
@@ -123,7 +123,7 @@ def test_bands_take_time_and_memory(images: int, banded: bool) -> None:
     model, without = model_of(images, size=64), model_of(images, size=64, terms=terms)
     state = sharded(model, ("x", 0))
     with_bands, plain = model.price(state[None]), without.price(state[None])
-    assert (with_bands.seconds[0] > 1.5 * plain.seconds[0]) == banded
+    assert (with_bands.seconds[0] > 1.3 * plain.seconds[0]) == banded
     assert (with_bands.peak_bytes[0] > 1.2 * plain.peak_bytes[0]) == banded
     moved = break_down(model, state).term_seconds.get(ImagesInBands.name, np.zeros(1)).sum()
     assert (moved > 0) == banded
@@ -140,9 +140,8 @@ def test_neighbourhoods_have_the_same_bands() -> None:
 def test_gpus_and_other_programs_have_no_bands() -> None:
     model = model_of(4, hardware="h100")
     assert not model.layout(sharded(model, ("x", 0))[None]).band_padding.any()
-    product = toast.analyze(lambda x: x @ x.T, shape(16, 16), platform="tpu", cache=False).program
-    assert not len(may_be_in_bands(product, tiles_of_images(product, product.kinds)))
     assert ImagesInBands.name not in model.tables.columns.names
+    assert not len(banded(lambda x: x @ x.T, shape(16, 16)))
 
 
 def test_bands_have_no_gaps() -> None:
@@ -186,14 +185,98 @@ def test_a_copy_turns_images_into_lanes_for_loops() -> None:
     layout = model.layout(state[None])
     moved = ImagesInLanes().seconds(layout)[0]
     copied = ImagesInLanes().bytes(layout)[0]
+    assert (copied > 0).any()
     assert ((moved > 0) == (copied > 0)).all()
+    few = model_of(4, size=64)  # in bands
+    assert (
+        not ImagesInLanes().seconds(few.layout(sharded(few, ("x", 0), ("kernel", 2))[None])).any()
+    )
     assert not ImagesInLanes().least_seconds(layout).any()
 
 
 @pytest.mark.parametrize(("mesh", "loop"), [("d=8", True), ("d=8,e=2", False)])
 def test_loops_of_convolutions_sum_over_all_devices(mesh: str, loop: bool) -> None:
+    """In neighbourhoods, too."""
     kernel, x = shape(3, 3, 128, 128), shape(2048, 32, 32, 128)
     analysis = toast.analyze(step, kernel, x, platform="tpu", cache=False)
     model = CostModel(Space(analysis, Mesh.parse(mesh), min_dimensions=0), load("tpu-v5e"))
-    layout = model.layout(sharded(model, ("x", 0), ("kernel", 2))[None])
-    assert layout.parted.any() == loop
+    state = sharded(model, ("x", 0), ("kernel", 2))
+    assert model.layout(state[None]).parted.any() == loop
+    priced, alone = Memo(model).price(state[None]), model.price(state[None])
+    assert np.allclose(priced.seconds, alone.seconds)
+    assert np.allclose(priced.peak_bytes, alone.peak_bytes)
+
+
+def banded(function: Any, *arguments: Any) -> list[tuple[int, ...]]:
+    """The shapes of the values of a program that may be in bands."""
+    program = toast.analyze(function, *arguments, platform="tpu", cache=False).program
+    constant = np.zeros(len(program.values), dtype=bool)
+    values = may_be_in_bands(program, program.kinds, constant)
+    return [program.values[v].type.shape for v in values.tolist()]
+
+
+def test_kernels_are_no_images() -> None:
+    """Nor are their gradients and moments, however large their windows."""
+
+    def patches(kernel: Any, moment: Any, x: Any) -> Any:
+        def loss(kernel: Any) -> Any:
+            strided = jax.lax.conv_general_dilated(
+                jnp.tanh(x), jnp.tanh(kernel), (16, 16), "VALID",
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )  # fmt: skip
+            return (strided**2).sum()
+
+        moment = 0.9 * moment + jax.grad(loss)(kernel)
+        return kernel - 0.1 * moment, moment
+
+    kernel = shape(16, 16, 3, 64, dtype="float32")
+    found = banded(patches, kernel, kernel, shape(32, 224, 224, 3, dtype="float32"))
+    assert found
+    assert {sizes[0] for sizes in found} == {32}
+
+
+def test_features_that_lead_are_no_images() -> None:
+    def loss(x: Any, kernel: Any) -> Any:
+        y = jax.lax.conv_general_dilated(
+            jnp.tanh(x), kernel, (1, 1), "SAME", dimension_numbers=("CHWN", "HWIO", "CHWN")
+        )
+        return jnp.tanh(y).sum()
+
+    assert not banded(loss, shape(4, 32, 32, 512), shape(3, 3, 4, 128))
+
+
+def test_constants_are_in_no_bands() -> None:
+    model = model_of(4)
+    values = model.tables.values
+    assert values.banded.any()
+    assert not (values.banded & values.constant).any()
+
+
+@pytest.mark.parametrize("sizes", [(8, 32, 32, 0), (0, 32, 32, 128)])
+def test_images_without_elements_have_a_price(sizes: tuple[int, ...]) -> None:
+    kernel = shape(3, 3, sizes[-1], 128)
+    analysis = toast.analyze(
+        lambda k, x: convolved(jnp.tanh(x), k), kernel, shape(*sizes), platform="tpu", cache=False
+    )
+    space = Space(analysis, Mesh.parse("d=2"), min_dimensions=0)
+    price = CostModel(space, load("tpu-v5e")).price(space.initial[None])
+    assert np.isfinite(price.seconds).all()
+    assert np.isfinite(price.peak_bytes).all()
+
+
+def test_gradients_of_kernels_read_each_element_of_the_smaller_images() -> None:
+    """1 x 1 convolutions of 64 features: 31 us as compiled for v5e, and 7 by their FLOPs."""
+    images = 56 // DEVICES
+
+    def gradient(kernel: Any, x: Any) -> Any:
+        return jax.grad(lambda k: convolved(x, k).astype(jnp.float32).sum())(kernel)
+
+    model = model_of(images, size=32, features=64, window=1, function=gradient)
+    program = model.space.analysis.program
+    (op,) = (
+        number for number, each in enumerate(program.ops)
+        if program.kinds[number] == "convolution"
+        and program.values[each.results[0]].type.shape == (1, 1, 64, 64)
+    )  # fmt: skip
+    seconds = break_down(model, model.space.initial).product_seconds[op]
+    assert 20e-6 < seconds < 45e-6

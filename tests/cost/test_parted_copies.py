@@ -12,9 +12,12 @@ from toast.cost.terms import PartedProducts
 from toast.hardware import load
 
 
-def layout_of(*sizes: int) -> Any:
+def layout_of(*sizes: int, image: bool = False) -> Any:
     """Of one sum that is scattered along its first dimension over eight devices."""
-    values = SimpleNamespace(sizes=np.array([sizes]), rank=np.array([len(sizes)]))
+    tiled = [not image or d in (0, len(sizes) - 1) for d in range(len(sizes))]
+    values = SimpleNamespace(
+        sizes=np.array([sizes]), rank=np.array([len(sizes)]), tiled=np.array([tiled])
+    )
     return SimpleNamespace(
         tables=SimpleNamespace(values=values), settled=np.array([[[0]]], dtype=np.int8),
         devices=np.array([1.0, 8.0]), machine=SimpleNamespace(hardware=load("tpu-v5e")),
@@ -39,3 +42,8 @@ def test_parts_whose_rows_are_padded_are_copied(sizes: tuple[int, ...], rate: fl
     seconds = PartedProducts._copying(layout_of(*sizes), zero, zero)[0]
     part = np.prod(sizes) / 8
     assert seconds == pytest.approx(part / rate, rel=0.1)
+
+
+def test_rows_of_images_are_in_no_tiles() -> None:
+    zero = np.zeros(1, dtype=np.int64)
+    assert PartedProducts._copying(layout_of(8, 28, 28, 128, image=True), zero, zero)[0] == 0

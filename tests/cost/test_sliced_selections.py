@@ -81,6 +81,6 @@ def test_neighbourhoods_have_the_same_selections() -> None:
 def test_which_selections_a_kernel_sums(form: str, summed: bool) -> None:
     analysis = model_of(form).space.analysis
     live = liveness(analysis.program, analysis.names.use_op, analysis.names.use_value, lanes=128)
-    selected = np.flatnonzero(summed_selections(analysis.program, live))
+    selected = summed_selections(analysis.program, live)
     kinds = [analysis.program.kind(analysis.program.makers[v]) for v in selected.tolist()]
     assert kinds == ["scatter"] * summed

@@ -12,7 +12,7 @@ import pytest
 import toast
 from tests.helpers import action
 from toast.cost import CostModel, Memo
-from toast.cost.liveness import added_scatters
+from toast.cost.liveness import added_scatters, liveness
 from toast.cost.terms import AddedOperands, AddedResults
 from toast.hardware import Mesh, load
 from toast.space import Space
@@ -50,7 +50,9 @@ def model_of(compute: str = "float32", *, tied: bool = True) -> CostModel:
 def test_which_scatters_the_kernel_of_a_product_adds(compute: str, tied: bool, added: bool) -> None:
     model = model_of(compute, tied=tied)
     program = model.space.analysis.program
-    found = added_scatters(program)
+    names = model.space.analysis.names
+    live = liveness(program, names.use_op, names.use_value, lanes=128)
+    found = added_scatters(program, live)
     assert len(found) == added
     for product, scatter in found:
         assert program.kinds[product] == "dot_general"
@@ -78,6 +80,34 @@ def test_operands_wait_for_a_joint_sum(argument: str, dimension: int, waits: boo
     priced, alone = Memo(model).price(state[None]), model.price(state[None])
     assert np.allclose(priced.peak_bytes, alone.peak_bytes)
     timeline = model.timeline(state)
-    (pair,) = added_scatters(space.analysis.program)
-    end = [b.end for b in timeline.buffers if b.bytes > 100 * 2**20 and b.start < pair[1]]
-    assert (max(end, default=0) == pair[1] + 1) == waits
+    (scatter,) = (
+        number for number, op in enumerate(space.analysis.program.ops)
+        if space.analysis.program.kinds[number] == "scatter"
+        and space.analysis.program.values[op.results[0]].type.shape == (VOCABULARY, WIDTH)
+    )  # fmt: skip
+    end = [b.end for b in timeline.buffers if b.bytes > 100 * 2**20 and b.start < scatter]
+    assert (max(end, default=0) == scatter + 1) == waits
+    assert not AddedOperands().least_bytes(layout).any()
+
+
+def test_gpus_and_arguments_have_no_added_operands() -> None:
+    space = model_of().space
+    gpu = CostModel(space, load("h100"))
+    assert not gpu.tables.values.adds_scatter.any()
+    state = space.apply(space.initial, action(space, "ids", 0, "d"))
+    assert not AddedOperands().bytes(gpu.layout(state[None])).any()
+
+    def of_argument(table: Any, x: Any, ids: Any) -> Any:
+        return jax.grad(lambda t: (x @ t.T).sum() + (t[ids] ** 2).sum())(table)
+
+    arguments = (
+        jax.ShapeDtypeStruct((VOCABULARY, WIDTH), jnp.float32),
+        jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32), jax.ShapeDtypeStruct((ROWS,), jnp.int32),
+    )  # fmt: skip
+    analysis = toast.analyze(of_argument, *arguments, platform="tpu", cache=False)
+    model = CostModel(Space(analysis, Mesh.parse("d=8"), min_dimensions=0), load("tpu-v5e"))
+    columns = model.tables.columns
+    if AddedOperands.name in columns.names:
+        events, block = model.tables.events, columns[AddedOperands.name]
+        inside = (events.column >= block.start) & (events.column < block.stop)
+        assert not np.isin(events.value[inside], analysis.program.argument_values).any()

@@ -179,6 +179,11 @@ def build(
         for value, dim in headed_scores(program, live.kinds, lanes, repeats).items():
             headed[value] = dim
     tiles = tiles_of_images(program, live.kinds) if lanes > 1 else {}
+    banded, selected = np.zeros((2, 0), dtype=np.int64)
+    added: Sequence[tuple[int, int]] = ()
+    if lanes > 1:
+        banded = may_be_in_bands(program, live.kinds, constant)
+        selected, added = summed_selections(program, live), added_scatters(program, live)
     if lanes > 1 and product_operands:
         half = element_bytes(product_operands) / element_bytes("f32")
         stored[stored_rounded(program, live, names.use_op, names.use_value)] = half
@@ -250,7 +255,7 @@ def build(
     ranges = LiveRanges(
         program, live, names.use_op, names.use_value, grouped.of_value, grouped.of_use,
         len(grouped.use_value), grouped.pairs, operands.value,
-        operands.value[operands.images], may_be_in_bands(program, tiles), value_bytes,
+        operands.value[operands.images], banded, selected, added, value_bytes,
         NEGLIGIBLE * float(value_bytes.sum()), summed, scratch,
         rings[names.use_op],
         host.inside,
@@ -273,6 +278,7 @@ def build(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
         rules, ranges.rounded, remade, stored, as_operand, headed, tiles, constant, allocated, sums,
+        banded, selected, added,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -462,6 +468,9 @@ def _value_classes(
     constant: Bools,
     allocated: Bools,
     sums: Sequence[int],
+    banded: Ints,
+    selected: Ints,
+    added: Sequence[tuple[int, int]],
 ) -> ValueClasses:
     values = grouped.representative
     maker = np.array(program.makers, dtype=np.int64)[values]
@@ -498,8 +507,10 @@ def _value_classes(
         fused=~product & ~live.exists[values],
         computed=computed_values(program, live)[values],
         of_picked=live.of_picked[values],
-        selected=summed_selections(program, live)[values],
-        adds_scatter=np.isin(maker, [product for product, _ in added_scatters(program)]),
+        of_images=np.isin(op_class_of_value[values], products.op_class[products.of_images]),
+        banded=np.isin(values, banded),
+        selected=np.isin(values, selected),
+        adds_scatter=np.isin(maker, [product for product, _ in added]),
         merged=product & ~live.exists[values],
         repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
         headed=headed[values],
@@ -676,14 +687,15 @@ def _image_sizes(
 ) -> tuple[Ints, Bools]:
     """Sizes of images among ``values``, and which of their dimensions are in tiles: ``[..., R]``.
 
-    ``tiles`` are those of :func:`toast.cost.image_tiles.tiles_of_images`; other values have none.
+    ``tiles`` are those of :func:`toast.cost.image_tiles.tiles_of_images`; other values, and those
+    without elements, have none.
     """
     rank = max((len(program.values[v].type.shape) for v in tiles), default=0)
     sizes = np.ones((len(values), rank), dtype=np.int64)
     tiled = np.zeros((len(values), rank), dtype=bool)
     for row, value in enumerate(values):
-        if value in tiles:
-            shape = program.values[value].type.shape
+        shape = program.values[value].type.shape
+        if value in tiles and all(shape):
             sizes[row, : len(shape)] = shape
             tiled[row, [*tiles[value]]] = True
     return sizes, tiled
@@ -1096,7 +1108,8 @@ def _products(
     tile_factor = np.full((len(products), 2), factors, dtype=np.int64)
     images = np.zeros(len(products), dtype=np.int64)
     image_factor, feature_factor = np.full((2, len(products)), -1, dtype=np.int64)
-    features, back = np.zeros_like(images), np.zeros(len(products), dtype=bool)
+    features = np.zeros_like(images)
+    back, of_images, sums_images = np.zeros((3, len(products)), dtype=bool)
     for row, k in enumerate(products.tolist()):
         number = analysis.names.signature[representative[k]]
         rule, signature = analysis.rules[number], analysis.program.signatures[number]
@@ -1138,15 +1151,17 @@ def _products(
             if len(stack := rule.operands[0][dim]) == 1:
                 image_factor[row] = stack[0]
             feature = int(str(signature.attribute("input_feature_dimension")))
-            of_images = dim != feature and len(signature.operands[0].shape) > _SEQUENCE
-            if of_images and signature.attribute("feature_group_count") in (None, 1):
+            of_images[row] = len(signature.operands[0].shape) > _SEQUENCE
+            sums_images[row] = of_images[row] and dim == feature
+            ungrouped = signature.attribute("feature_group_count") in (None, 1)
+            if of_images[row] and dim != feature and ungrouped:
                 features[row] = signature.operands[0].shape[feature]
                 if len(own := rule.operands[0][feature]) == 1:
                     feature_factor[row] = own[0]
                 back[row] = _is_reversed(analysis.program, representative[k])
     return Products(
         products, sizes, groups, vector, tile, tile_factor, images, image_factor,
-        features, feature_factor, back,
+        features, feature_factor, back, of_images, sums_images,
     )  # fmt: skip
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from toast.cost.entities import Ints
+from toast.cost.entities import Bools, Ints
 from toast.cost.liveness import BARRIERS, dimensions_in
-from toast.program import Program
+from toast.program import Program, Signature
 
 #: Attributes that name the dimensions of each tensor of a convolution that are no positions.
 _NO_POSITIONS = (
@@ -17,6 +17,9 @@ _NO_POSITIONS = (
     ("kernel_input_feature_dimension", "kernel_output_feature_dimension"),
     ("output_batch_dimension", "output_feature_dimension"),
 )
+
+#: The place of the result among the operands and results of a convolution.
+_RESULT = 2
 
 #: Ops with fewer or more elements along the same dimensions.
 _RESIZING = frozenset({
@@ -44,19 +47,72 @@ def tiles_of_images(program: Program, kinds: Sequence[str]) -> Mapping[int, tupl
     their own.  Few images are cut into bands, which have other tiles
     (:meth:`toast.cost.machine.Machine.lane_padding`).
     """
-    tiles: dict[int, tuple[int, ...]] = {}
+    seeds: dict[int, tuple[int, ...]] = {}
+    for value, dims, _ in _of_convolutions(program, kinds):
+        seeds.setdefault(value, dims)
+    return _spread(program, kinds, seeds)
+
+
+def may_be_in_bands(program: Program, kinds: Sequence[str], constant: Bools) -> Ints:
+    """The images that XLA cuts into bands if a device has few of them.
+
+    They are those of convolutions whose images lead, and follow from no ``constant`` (``[values]``)
+    alone.
+    """
     arguments = frozenset(program.argument_values)
+    seeds = {
+        value: dims for value, dims, image in _of_convolutions(program, kinds) if image
+    }  # fmt: skip
+    found = []
+    for value, dims in _spread(program, kinds, seeds).items():
+        shape = program.values[value].type.shape
+        places = [size for d, size in enumerate(shape) if d not in dims]
+        if len(places) > 1 and places[-1] >= LEAST_IN_BANDS and not constant[value]:
+            found += [value] * (shape[dims[0]] <= MOST_IN_BANDS * _MOST_DEVICES)
+    return np.array(sorted(set(found) - arguments), dtype=np.int64)
+
+
+def _of_convolutions(
+    program: Program, kinds: Sequence[str]
+) -> Iterator[tuple[int, tuple[int, ...], bool]]:
+    """Operands and results of convolutions along two dimensions or more, besides arguments.
+
+    With each come its dimensions in tiles, and whether these are those of images and of features,
+    in this order: kernels have two of features.
+    """
+    arguments = frozenset(program.argument_values)
+    for number, op in enumerate(program.ops):
+        if kinds[number] != "convolution":
+            continue
+        signature = program.signatures[op.signature]
+        # The gradient of a kernel has images as features, and a window of the size of images.
+        batch, feature = _dims(signature, _NO_POSITIONS[0])
+        sums = batch > feature
+        kernel = program.values[op.operands[1]].type.shape
+        places = [d for d in range(len(kernel)) if d not in _dims(signature, _NO_POSITIONS[1])]
+        wide = bool(places) and kernel[places[-1]] >= LEAST_IN_BANDS
+        for place, (value, names) in enumerate(
+            zip((*op.operands, *op.results), _NO_POSITIONS, strict=True)
+        ):
+            dims = _dims(signature, names)
+            image = place < _RESULT and wide if sums else place != 1 and dims[0] < dims[1]
+            if len(program.values[value].type.shape) > len(dims) + 1 and value not in arguments:
+                yield value, tuple(sorted(dims)), image
+
+
+def _dims(signature: Signature, names: Sequence[str]) -> tuple[int, ...]:
+    return tuple(int(str(signature.attribute(name))) for name in names)
+
+
+def _spread(
+    program: Program, kinds: Sequence[str], seeds: Mapping[int, tuple[int, ...]]
+) -> Mapping[int, tuple[int, ...]]:
+    """``seeds`` and the values whose layout follows from theirs, with their dimensions in tiles."""
+    tiles, arguments = dict(seeds), frozenset(program.argument_values)
     users: dict[int, list[int]] = defaultdict(list)
     for number, op in enumerate(program.ops):
         for value in op.operands:
             users[value].append(number)
-        if kinds[number] == "convolution":
-            signature = program.signatures[op.signature]
-            for value, names in zip((*op.operands, *op.results), _NO_POSITIONS, strict=True):
-                dims = tuple(sorted(int(str(signature.attribute(name))) for name in names))
-                is_image = len(program.values[value].type.shape) > len(dims) + 1
-                if is_image and value not in arguments:
-                    tiles.setdefault(value, dims)
     pending = [*tiles]
     while pending:
         value = pending.pop()
@@ -72,17 +128,6 @@ def tiles_of_images(program: Program, kinds: Sequence[str]) -> Mapping[int, tupl
                     tiles[other] = alike
                     pending.append(other)
     return tiles
-
-
-def may_be_in_bands(program: Program, tiles: Mapping[int, tuple[int, ...]]) -> Ints:
-    """The images of ``tiles`` that XLA cuts into bands if a device has few of them."""
-    found = []
-    for value, dims in tiles.items():
-        shape = program.values[value].type.shape
-        places = [size for d, size in enumerate(shape) if d not in dims]
-        if len(places) > 1 and places[-1] >= LEAST_IN_BANDS:
-            found += [value] * (shape[dims[0]] <= MOST_IN_BANDS * _MOST_DEVICES)
-    return np.array(sorted(found), dtype=np.int64)
 
 
 def _alike(

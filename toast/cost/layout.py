@@ -363,11 +363,7 @@ class Layout(LocalLayout):
         It makes loops of convolutions of images only if their sums are over all devices.
         """
         t, parts = self.tables, self.devices[self.scattered]
-        images = np.zeros(len(t.ops), dtype=bool)
-        images[t.products.op_class[t.products.images > 0]] = True
-        here = (parts > UNROLLED) & (
-            ~images[t.slots.op_class[t.values.slot]] | (parts == self.devices[-1])
-        )
+        here = (parts > UNROLLED) & (~t.values.of_images | (parts == self.devices[-1]))
         return np.asarray(self._may_be_parted & here & ~self.whole & ~t.values.grouped)
 
     @functools.cached_property
@@ -532,9 +528,8 @@ class Layout(LocalLayout):
     def band_padding(self) -> Floats:
         """``[S, C]`` the bytes of images in bands over those of the values, 0 for all others."""
         values, padding = self.tables.values, np.zeros(self.settled.shape[:2])
-        ranks = np.arange(values.sizes.shape[1]) < values.rank[:, None]
-        images = np.flatnonzero((~values.tiled & ranks).sum(axis=1) > 1)
-        if len(images) and self.machine.hardware.lanes > 1:
+        images = np.flatnonzero(values.banded)
+        if len(images):
             padding[:, images] = self.machine.padding_in_bands(
                 values.sizes[images], values.rank[images], values.tiled[images],
                 self.settled[:, images],

@@ -164,6 +164,8 @@ class LiveRanges:
     operands: Ints  # value classes of the operands of products
     images: Ints  # those of images that gradients of kernels sum over
     banded: Ints  # values: :func:`toast.cost.image_tiles.may_be_in_bands`
+    selected: Ints  # values: :func:`summed_selections`
+    added: Sequence[tuple[int, int]]  # :func:`added_scatters`
     size: Floats  # [values] bytes
     floor: float  # bytes up to which a value does not affect the peak
     reduces: Bools  # [values] whether the defining op reduces
@@ -567,26 +569,28 @@ def _selecting_scatters(program: Program, kinds: list[str]) -> list[int]:
     return found
 
 
-def summed_selections(program: Program, live: Liveness) -> Bools:
-    """``[values]`` the results of scatters that kernels compute as selections, and a kernel sums.
+def summed_selections(program: Program, live: Liveness) -> Ints:
+    """The results of scatters that kernels compute as selections, and that a kernel sums.
 
     They are gradients of picked logits, summed by that of a softmax.
     """
-    selected = np.zeros(len(program.values), dtype=bool)
+    selected, seen = list[int](), set[int]()
     for number, op in enumerate(program.ops):
         value = op.operands[0] if program.kinds[number] == "reduce" else -1
-        while value >= 0 and not live.exists[value]:
-            maker = program.ops[program.values[value].op]
-            if program.kind(program.values[value].op) == "scatter":
-                selected[value] = True
-            value = maker.operands[0] if len(maker.operands) == 1 else -1
-    return selected
+        while value >= 0 and value not in seen and not live.exists[value]:
+            seen.add(value)
+            maker = program.values[value].op
+            if program.kinds[maker] == "scatter":
+                selected.append(value)
+            operands = program.ops[maker].operands
+            value = operands[0] if len(operands) == 1 else -1
+    return np.array(sorted(selected), dtype=np.int64)
 
 
-def added_scatters(program: Program) -> list[tuple[int, int]]:
+def added_scatters(program: Program, live: Liveness) -> list[tuple[int, int]]:
     """Products and scatters whose results one op adds: the op of the product, and of the scatter.
 
-    Nothing but the order of their elements changes before.
+    Nothing but the order of their elements changes before; the scatter is a kernel of its own.
     """
     pairs = []
     for number, op in enumerate(program.ops):
@@ -601,6 +605,7 @@ def added_scatters(program: Program) -> list[tuple[int, int]]:
         pairs += [
             (one, other) for one, other in (makers, makers[::-1])
             if program.kinds[one] in MATRIX_PRODUCTS and program.kinds[other] == "scatter"
+            and live.exists[program.ops[other].results[0]]
         ]  # fmt: skip
     return pairs
 

@@ -25,8 +25,8 @@ NEGLIGIBLE = 1e-6
 #: the peaks of programs that XLA compiled.
 _FAST_ROOM, _FAST_SHARE = 0.56, 0.9
 
-#: Rows that a window of three positions needs from the next bands.
-_EDGES = 2
+#: The bands of a row of positions, and how many of the next ones a window of three needs.
+_BANDS, _EDGES = 8, 2
 
 #: Maximum number of shardings of a value that are enumerated.
 _SPLITS = 2048
@@ -120,8 +120,8 @@ class Machine:
     def padding_of_images(self, sizes: Ints, tiled: Bools, element: Floats, dims: Dims) -> Floats:
         """The bytes of images with the images in the lanes, over those in their own layout.
 
-        The arguments are those of :meth:`lane_padding`.  Fewer images than a tile has rows are
-        computed in bands, in another layout: 1.0.
+        The arguments are those of :meth:`lane_padding`.  Fewer images than a tile has rows have
+        another layout, which loops do not turn: 0.0.
         """
         packed = np.maximum(LANE_BYTES / np.asarray(element), 1.0)
         local = self._local(sizes, dims)
@@ -129,7 +129,7 @@ class Machine:
         padded = self._paddings(local, np.broadcast_to(tiled, local.shape), packed)
         padding = np.take_along_axis(padded, first, axis=-1)[..., 0] / padded.min(axis=-1)
         enough = np.take_along_axis(local, first, axis=-1)[..., 0] >= _ROWS
-        return np.asarray(np.where(enough, padding, 1.0))
+        return np.asarray(np.where(enough, padding, 0.0))
 
     def padding_in_bands(self, sizes: Ints, rank: Ints, tiled: Bools, dims: Dims) -> Floats:
         """The bytes of images in bands, with their overlap, over those without: ``[S, X]``.
@@ -148,7 +148,7 @@ class Machine:
             np.ceil(size / self.hardware.lanes) * self.hardware.lanes / size
             for size in (height, features)
         ))  # fmt: skip
-        overlapping = _ROWS * np.ceil((width + _EDGES) / _ROWS) / width
+        overlapping = _BANDS * np.ceil((width + _EDGES) / _BANDS) / width
         banded = (images <= MOST_IN_BANDS) & (width >= LEAST_IN_BANDS)
         return np.asarray(np.where(banded, padding * overlapping, 0.0))
 

@@ -78,6 +78,8 @@ class Products(EntityTable):
     features: Ints
     feature_factor: Ints
     reversed: Bools  # whether the kernel is reversed, as for the gradient of images
+    of_images: Bools  # a convolution along two dimensions or more
+    sums_images: Bools  # such a one that sums over images: the gradient of a kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +153,8 @@ class ValueClasses(EntityTable):
     fused: Bools  # not in memory: the kernels of ops that use them compute its values
     computed: Bools  # not in memory, and more than a value that is, moved
     of_picked: Bools  # the gradient of logits (:attr:`toast.cost.liveness.Liveness.of_picked`)
+    of_images: Bools  # of a convolution along two dimensions or more
+    banded: Bools  # an image of :func:`toast.cost.image_tiles.may_be_in_bands`
     selected: Bools  # :func:`toast.cost.liveness.summed_selections`
     adds_scatter: Bools  # a product of :func:`toast.cost.liveness.added_scatters`
     merged: Bools  # a product's result, fused with its only consumer unless summed

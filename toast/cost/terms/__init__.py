@@ -69,9 +69,8 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), LookupCopies(),
     SharedCopies(), WholeSums(), MergedSums(), HaloOperands(), SecondBuffers(), PartedOperands(),
-    DelayedOperands(), ImagesInLanes(), ImagesInBands(), SlicedSelections(),
-    AddedOperands(), AddedResults(), WaitingOperands(), RoundedStacks(), Workspaces(),
-    RingBuffers(),
+    DelayedOperands(), ImagesInLanes(), WaitingOperands(), ImagesInBands(), SlicedSelections(),
+    AddedOperands(), AddedResults(), RoundedStacks(), Workspaces(), RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums and of gathers.

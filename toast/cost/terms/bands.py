@@ -33,7 +33,8 @@ class ImagesInBands(Term):
         return np.asarray(_ACCESSES * written / layout.machine.hardware.memory_bytes_per_s)
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes | None:
-        values = ranges.banded[~ranges.host[ranges.banded]]
+        large = (ranges.size > ranges.floor) & ~ranges.host
+        values = ranges.banded[large[ranges.banded]]
         if not len(values):
             return None
         start, last = ranges.maker.copy(), ranges.maker.copy()

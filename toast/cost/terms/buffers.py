@@ -10,13 +10,7 @@ import numpy as np
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
 from toast.cost.layout import Layout
-from toast.cost.liveness import (
-    DELAY,
-    Lifetimes,
-    LiveRanges,
-    added_scatters,
-    summed_selections,
-)
+from toast.cost.liveness import DELAY, Lifetimes, LiveRanges
 from toast.cost.program_loops import loops_of
 from toast.cost.terms.term import Term
 
@@ -446,7 +440,7 @@ class SlicedSelections(Term):
         return np.asarray(written / layout.machine.hardware.memory_bytes_per_s)
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes | None:
-        values = np.flatnonzero(summed_selections(ranges.program, ranges.live))
+        values = ranges.selected
         if not len(values):
             return None
         last = ranges.maker.copy()
@@ -511,10 +505,12 @@ class ImagesInLanes(PartedOperands):
 
     def seconds(self, layout: Layout) -> Floats:
         values = layout.tables.values
+        needed, hardware = self._needed(layout), layout.machine.hardware
+        if not needed.any():
+            return np.zeros(needed.shape)
         elements = self._copied(layout) / np.maximum(values.element, 1.0) * values.count
-        hardware = layout.machine.hardware
-        rate = hardware.memory_bytes_per_s / (_TURNED * hardware.relayout_bytes or 1.0)
-        return np.asarray(elements * self._needed(layout) / rate)
+        seconds = _TURNED * hardware.relayout_bytes / hardware.memory_bytes_per_s
+        return np.asarray(elements * needed * seconds)
 
     def least_seconds(self, layout: Layout) -> Floats:
         return np.zeros(layout.value_memory.shape)
@@ -533,7 +529,10 @@ class ImagesInLanes(PartedOperands):
         return dataclasses.replace(both, end=np.maximum(both.end, run[later]))
 
     def bytes(self, layout: Layout) -> Floats:
-        return np.where(self._needed(layout), self.most_bytes(layout), 0.0)
+        needed = self._needed(layout)
+        if not needed.any():
+            return np.zeros(needed.shape)
+        return np.where(needed, self.most_bytes(layout), 0.0)
 
     def _needed(self, layout: Layout) -> Bools:
         operands, values = layout.tables.operands, layout.tables.values
@@ -605,17 +604,22 @@ class AddedOperands(Term):
     """
 
     name, scope, label = "added operands", Entity.VALUE_CLASS, "value"
+    of_loops = True
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes | None:
-        live = ranges.live
+        live, arguments = ranges.live, frozenset(ranges.program.argument_values)
         rows: list[tuple[int, int, int, int]] = []
-        for product, scatter in added_scatters(ranges.program):
+        for product, scatter in ranges.added:
             for use in ranges.of_products[ranges.use_op[ranges.of_products] == product].tolist():
                 value = int(ranges.use_value[use])
                 start = max(int(live.use_end[use]), int(live.end[value])) + 1
-                if start <= scatter and ranges.size[value] > ranges.floor:
+                large = ranges.size[value] > ranges.floor and not ranges.host[value]
+                if start <= scatter and large and value not in arguments:
                     rows.append((int(ranges.value_class[value]), start, scatter + 1, value))
         return Lifetimes(*np.array(rows, dtype=np.int64).T) if rows else None
+
+    def least_bytes(self, layout: Layout) -> Floats:
+        return np.zeros(layout.value_memory.shape)
 
     def bytes(self, layout: Layout) -> Floats:
         return self._largest(layout, lambda operand, result: np.maximum(operand - result, 0.0))

@@ -87,7 +87,7 @@ class ProductWork(LocalTerm):
         size, memory = self.local_size(layout, held), hardware.memory_bytes_per_s
         whole = whole * self.image_share(layout, held, size)
         if hardware.lanes > 1:
-            whole = whole * np.where(t.products.images > 0, _OF_IMAGES, 1.0)
+            whole = whole * np.where(t.products.of_images, _OF_IMAGES, 1.0)
         flops = hardware.products.seconds(size, whole / shards, memory)
         rate, vector = hardware.vector_products_per_s, np.zeros(flops.shape, dtype=bool)
         if rate < np.inf:
@@ -137,7 +137,7 @@ class ProductWork(LocalTerm):
         rows = tensors.images
         if len(rows) and layout.machine.hardware.lanes > 1:
             sizes = tensors.sizes[rows]
-            element = tensors.bytes[rows] / sizes.prod(axis=1)
+            element = tensors.bytes[rows] / np.maximum(sizes.prod(axis=1), 1)
             padding[:, rows] = layout.machine.lane_padding(
                 sizes, tensors.tiled[rows], element, dims[:, rows]
             )
@@ -151,20 +151,20 @@ class ProductWork(LocalTerm):
         of its result, or, for the gradient of a kernel, those of the smaller images.  ``size``
         (``[S, T]``) are bytes, and ``first`` is the first tensor of each product.
         """
-        tensors, rows = layout.tables.tensors, layout.tables.tensors.images
-        elements, least = np.zeros(size.shape), np.full(size.shape, np.inf)
+        products, tensors = layout.tables.products, layout.tables.tensors
+        rows, result = tensors.images, tensors.result[tensors.images]
         wide = tensors.bytes[rows] >= _WIDE * tensors.sizes[rows].prod(axis=1)
         count = size[:, rows] / np.where(wide, _WIDE, _WIDE / 2)
-        results = tensors.result[rows]
-        elements[:, rows] = count * np.where(wide, *_STORED_IMAGE) * results
-        least[:, rows] = np.where(results, np.inf, count * np.where(wide, *_SUMMED_IMAGE))
-        stored = np.add.reduceat(elements, first, axis=1)
-        summed = np.minimum.reduceat(least, first, axis=1)
-        summed = np.where(np.isfinite(summed) & (layout.tables.products.features == 0), summed, 0.0)
-        found = np.zeros(size.shape[1], dtype=bool)
-        found[rows] = True
-        on_images = np.logical_or.reduceat(found, first) & (layout.tables.products.images > 0)
-        return on_images, np.where(stored > 0, stored, summed)
+        written, summed = np.zeros(size.shape), np.full(size.shape, np.inf)
+        written[:, rows] = count * np.where(wide, *_STORED_IMAGE) * result
+        summed[:, rows] = np.where(result, np.inf, count * np.where(wide, *_SUMMED_IMAGE))
+        elements = np.where(
+            products.sums_images,
+            np.minimum.reduceat(summed, first, axis=1),
+            np.add.reduceat(written, first, axis=1),
+        )
+        here = products.of_images & np.isfinite(elements).all(axis=0)
+        return here, np.where(here, elements, 0.0)
 
     @staticmethod
     def on_vector_unit(layout: LocalLayout, size: Floats) -> Bools:
@@ -214,8 +214,9 @@ class ProductWork(LocalTerm):
         With its features in the lanes of tiles, a convolution multiplies the features of one
         position of its window at once, and whole rows of tiles of images.  If the images fill lanes
         better, they are there: it multiplies the features of several positions at once, and does
-        not pad those of its result.  Of fewer images than a tile has rows, XLA computes bands at
-        once, whose borders overlap.  ``size`` is that of :meth:`local_size`.
+        not pad those of its result.  Fewer images than a tile has rows are mostly in bands, whose
+        borders overlap (:data:`toast.cost.image_tiles.MOST_IN_BANDS`).  ``size`` is that of
+        :meth:`local_size`.
         """
         t, hardware = layout.tables, layout.machine.hardware
         products, lanes = t.products, hardware.lanes
@@ -382,7 +383,8 @@ class PartedProducts(Term):
         ], axis=1)  # fmt: skip
         local = np.maximum(sizes / shards, 1.0)
         rows = np.take_along_axis(local, np.maximum(rank - 2, 0)[:, None], axis=1)[:, 0]
-        padded = (rank > _MATRIX) & (rows % SUBLANES != 0)
+        in_rows = np.take_along_axis(values.tiled[value], np.maximum(rank - 2, 0)[:, None], axis=1)
+        padded = (rank > _MATRIX) & in_rows[:, 0] & (rows % SUBLANES != 0)
         batch = local[:, 0]
         slower = np.where(batch % SUBLANES == 0, _IN_ROWS[SUBLANES], 0.0)
         for size, share in _IN_ROWS.items():

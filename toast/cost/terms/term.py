@@ -42,8 +42,8 @@ class Term:
     part: StepPart = StepPart.MEMORY
     #: Whether its bytes are in memory during the whole step.
     resident: bool = False
-    #: Whether its buffers exist only where XLA makes loops of products: programs over pairs of
-    #: choices, which do not know them, leave them out.
+    #: Whether its buffers depend on the results of products, as those of loops do: programs over
+    #: pairs of choices, which do not know these, leave them out.
     of_loops: bool = False
     #: Whether the heap has gaps beside its short-lived buffers.
     has_gaps: bool = True
