@@ -376,10 +376,13 @@ def test_a_plan_tells_what_is_in_memory_and_what_moves() -> None:
     assert len(data["collectives"]) == len(plan.transfers)
 
 
-def test_results_last_to_the_end_of_the_step() -> None:
+def test_results_are_in_memory_during_the_whole_step() -> None:
     plan = toast.plan(lambda x: (x * 2, x @ x), f32(512, 512), mesh="a=2", hardware="tpu-v5e")
     frame = plan.at_peak()
-    assert set(frame["to"]) == {"end of the step"}
+    results = frame[frame["what"] == "value"]
+    assert len(results) == 2
+    assert set(results["from"]) == {"start of the step"}
+    assert set(results["to"]) == {"end of the step"}
     assert not frame["from"].str.contains("unknown").any()
 
 

@@ -57,12 +57,15 @@ def argument_frame(plan: Plan) -> pd.DataFrame:
 def at_peak(plan: Plan) -> pd.DataFrame:
     """The implementation of :meth:`toast.Plan.at_peak`."""
     program = plan.analysis.program
+    first = len(program.arguments)  # op that is no argument
     return pd.DataFrame([
         {
             "bytes": buffer.bytes,
             "value": describe_value(program, buffer.value),
             "what": buffer.what,
-            "from": place_of(program, buffer.start),
+            "from": (
+                place_of(program, buffer.start) if buffer.start >= first else "start of the step"
+            ),
             "to": place_of(program, buffer.end),
         }
         for buffer in plan.timeline.at_peak

@@ -400,7 +400,7 @@ class Plan(RunnablePlan):
 
         Columns: ``bytes`` per device, ``value`` (its op, with the source line), ``what`` (the kind:
         the value, a resharded copy ...), and ``from`` and ``to`` (the source lines between which it
-        is live, or ``end of the step``).
+        is live, or ``start of the step`` and ``end of the step``).
         """
         raise NotImplementedError
 

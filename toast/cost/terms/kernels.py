@@ -168,15 +168,16 @@ class ProductWork(LocalTerm):
 
     @staticmethod
     def on_vector_unit(layout: LocalLayout, size: Floats) -> Bools:
-        """``[S, P]`` batches of products of a vector and a matrix on each device.
+        """``[S, P]`` batches of products of a vector and a matrix on each device, or float32 ones.
 
         ``size`` is that of :meth:`local_size`.  Others than those of the program have their rows
         sharded, such as the queries that share a head of a cache, so that a device has one of them.
         """
-        products = layout.tables.products
+        t, products = layout.tables, layout.tables.products
         rows, columns, depth, batch = np.moveaxis(size, -1, 0)
         split = products.size[:, :2].min(axis=1) > 1
-        single = (np.minimum(rows, columns) <= 1) & (depth > 1) & (batch > 1)
+        wide = np.array([dtype == "f32" for dtype in t.dtypes])[t.ops.dtype[products.op_class]]
+        single = (np.minimum(rows, columns) <= 1) & (depth > 1) & ((batch > 1) | wide)
         return np.asarray(products.vector | (single & split & (products.images == 0)))
 
     def fetched_share(self, layout: LocalLayout, size: Floats, alike: Bools | None) -> Floats:
