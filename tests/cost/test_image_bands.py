@@ -269,7 +269,9 @@ def test_gradients_of_kernels_read_each_element_of_the_smaller_images() -> None:
     images = 56 // DEVICES
 
     def gradient(kernel: Any, x: Any) -> Any:
-        return jax.grad(lambda k: convolved(x, k).astype(jnp.float32).sum())(kernel)
+        return jax.grad(lambda k: (convolved(jnp.tanh(x), k).astype(jnp.float32) ** 2).sum())(
+            kernel
+        )
 
     model = model_of(images, size=32, features=64, window=1, function=gradient)
     program = model.space.analysis.program

@@ -518,18 +518,22 @@ def test_a_device_with_one_of_the_queries_of_a_head_uses_the_vector_unit(heads: 
     assert sharded == pytest.approx(written, rel=0.01)
 
 
-@pytest.mark.parametrize(("dtype", "on_vector_unit"), [("float32", True), ("bfloat16", False)])
-def test_a_float32_row_is_multiplied_on_the_vector_unit(dtype: str, on_vector_unit: bool) -> None:
-    """A product of a row and a matrix: 38 us in each step of a recurrence compiled for v4."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "devices"), [(8, 8), (1, 1), (16, 8)])
+def test_one_row_is_multiplied_on_the_vector_unit(rows: int, devices: int, dtype: str) -> None:
+    """Whether the program has one, or a device; two are not: as compiled for v5e."""
     analysis = toast.analyze(
-        lambda rows, matrix: rows @ matrix, shape(8, 2048, dtype=dtype),
+        lambda rows, matrix: rows @ matrix, shape(rows, 2048, dtype=dtype),
         shape(2048, 2048, dtype=dtype), platform="tpu", cache=False,
     )  # fmt: skip
-    space = Space(analysis, Mesh.parse("a=8"), min_dimensions=0)
-    model = CostModel(space, load("tpu-v4"))
-    state = space.apply(space.initial, action(space, "rows", 0, "a"))
+    space = Space(analysis, Mesh.parse(f"a={devices}"), min_dimensions=0)
+    model = CostModel(space, V5E)
+    state = space.initial
+    if devices > 1:
+        state = space.apply(state, action(space, "rows", 0, "a"))
     seconds = model.price(state[None]).matmul_seconds[0]
-    assert (15e-6 < seconds < 50e-6) == on_vector_unit
+    assert (35e-6 < seconds < 60e-6) == (rows <= devices)
+    assert model.lower_bound() <= seconds
 
 
 @pytest.mark.parametrize("layers", [2, 4])

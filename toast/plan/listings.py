@@ -57,7 +57,7 @@ def argument_frame(plan: Plan) -> pd.DataFrame:
 def at_peak(plan: Plan) -> pd.DataFrame:
     """The implementation of :meth:`toast.Plan.at_peak`."""
     program = plan.analysis.program
-    first = len(program.arguments)  # op that is no argument
+    first = max(len(program.arguments), 1)  # op that is no argument
     return pd.DataFrame([
         {
             "bytes": buffer.bytes,
