@@ -184,6 +184,10 @@ def build(
     if lanes > 1:
         banded = may_be_in_bands(program, live.kinds, constant)
         selected, added = summed_selections(program, live), added_scatters(program, live)
+    # Terms of their own count these values, which therefore have classes of their own.
+    marks = np.zeros((3, len(program.values)), dtype=bool)
+    marks[0, banded] = marks[1, selected] = True
+    marks[2, [program.ops[product].results[0] for product, _ in added]] = True
     if lanes > 1 and product_operands:
         half = element_bytes(product_operands) / element_bytes("f32")
         stored[stored_rounded(program, live, names.use_op, names.use_value)] = half
@@ -228,6 +232,7 @@ def build(
         headed,
         tiles,
         runs,
+        marks,
         *accesses,
     )
     slot_table = slots.table(classes.divisor.shape[1])
@@ -960,6 +965,7 @@ def _group_values(
     headed: Ints,
     tiles: Mapping[int, tuple[int, ...]],
     runs: Ints,
+    marks: Bools,
     accesses: Floats,
     written: Floats,
 ) -> _Grouped:
@@ -969,7 +975,8 @@ def _group_values(
     ``stored`` (``[values]``) is the share of a value's bytes that is in memory.  ``headed``
     (``[values]``) are the dimensions of :func:`toast.cost.attention_scores.headed_scores`, -1 for
     none, ``tiles`` those of :func:`toast.cost.image_tiles.tiles_of_images`, and ``runs``
-    (``[uses]``) those of :func:`toast.cost.reshard_runs.reshard_runs`.
+    (``[uses]``) those of :func:`toast.cost.reshard_runs.reshard_runs`.  Values with different
+    ``marks`` (``[kinds, values]``) are in different classes.
     """
     # For each value and use slot: the number of reshards, and of reads by kernels.
     # The body of a loop makes its own copy of a value that it does not change.
@@ -997,15 +1004,17 @@ def _group_values(
             (
                 slot, exists, aliased, place, times, summed, tested, anew, share, wrote,
                 live.repeated.get(number), heads, tiles.get(number), tuple(items.items()),
+                marked,
             ),
             len(numbers),
         )
         for number, (
             slot, exists, aliased, place, times, summed, tested, anew, share, wrote, heads, items,
+            marked,
         ) in enumerate(zip(
             value_slot.tolist(), live.exists.tolist(), live.aliased.tolist(), places, repeats,
             sums, tests, remade.tolist(), stored.tolist(), written.tolist(), headed.tolist(), reads,
-            strict=True,
+            map(tuple, marks.T.tolist()), strict=True,
         ))
     ], dtype=np.int64)  # fmt: skip
     _, representative, members = np.unique(of_value, return_index=True, return_counts=True)

@@ -590,6 +590,9 @@ class WaitingOperands(Term):
         last = {row[3]: row for row in sorted(rows)}  # of an operand of several products
         return Lifetimes(*np.array([*last.values()], dtype=np.int64).reshape(-1, 4).T)
 
+    def least_bytes(self, layout: Layout) -> Floats:
+        return np.zeros(layout.value_memory.shape)
+
     def bytes(self, layout: Layout) -> Floats:
         waiting = _of_operands(layout, layout.unrolled[:, layout.tables.operands.result])
         return layout.value_memory * (waiting * layout.tables.values.as_operand)
