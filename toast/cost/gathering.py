@@ -184,7 +184,8 @@ def build(
     if lanes > 1:
         banded = may_be_in_bands(program, live.kinds, constant)
         selected, added = summed_selections(program, live), added_scatters(program, live)
-    # Terms of their own count these values, which therefore have classes of their own.
+    # Terms of their own count these values, which therefore have classes of their own: images in
+    # bands, selections, and products that add scatters.
     marks = np.zeros((3, len(program.values)), dtype=bool)
     marks[0, banded] = marks[1, selected] = True
     marks[2, [program.ops[product].results[0] for product, _ in added]] = True
@@ -283,7 +284,7 @@ def build(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
         rules, ranges.rounded, remade, stored, as_operand, headed, tiles, constant, allocated, sums,
-        banded, selected, added,
+        marks,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -473,9 +474,7 @@ def _value_classes(
     constant: Bools,
     allocated: Bools,
     sums: Sequence[int],
-    banded: Ints,
-    selected: Ints,
-    added: Sequence[tuple[int, int]],
+    marks: Bools,
 ) -> ValueClasses:
     values = grouped.representative
     maker = np.array(program.makers, dtype=np.int64)[values]
@@ -513,9 +512,9 @@ def _value_classes(
         computed=computed_values(program, live)[values],
         of_picked=live.of_picked[values],
         of_images=np.isin(op_class_of_value[values], products.op_class[products.of_images]),
-        banded=np.isin(values, banded),
-        selected=np.isin(values, selected),
-        adds_scatter=np.isin(maker, [product for product, _ in added]),
+        banded=marks[0, values],
+        selected=marks[1, values],
+        adds_scatter=marks[2, values],
         merged=product & ~live.exists[values],
         repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
         headed=headed[values],
