@@ -179,6 +179,22 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 GRID = [(i // 4, i % 4) for i in range(16)]
 
 
+@pytest.mark.parametrize("cycles", [10, 1_000_000])
+def test_a_gather_may_run_beside_many_iterations(cycles: int) -> None:
+    """The loop does not wait for the gather that runs beside it, nor for that beside its start."""
+    text = SCHEDULED.replace("HERE", "10")
+    lines = text.splitlines()
+    end = next(number for number, line in enumerate(lines) if "%end = " in line)
+    loop = next(number for number, line in enumerate(lines) if "%while.1 = " in line)
+    lines[end], lines[loop] = lines[loop], lines[end]
+    text = "\n".join(lines).replace('"estimated_cycles":"1000"', f'"estimated_cycles":"{cycles}"')
+    found = schedule(text, clock_hz=1e9, link_bytes_per_s=1e9, coordinates=GRID)
+    gather, reduce = 64_000 / 2e9, 2 * 64_000 / 4e9
+    work = (10 + 4 * cycles) / 1e9
+    assert found.compute_seconds == pytest.approx(work)
+    assert found.seconds == pytest.approx(max(gather, work) + reduce)
+
+
 @pytest.mark.parametrize("cycles", [10, 10_000])
 def test_a_schedule_overlaps_what_was_started_early(cycles: int) -> None:
     """Kernels of 1 GHz, links of 1 GB/s: the gather runs beside the first kernel only."""

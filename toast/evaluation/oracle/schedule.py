@@ -51,10 +51,17 @@ class _Clock:
         return max(self.now, *self.links)
 
     def repeat(self, since: _Clock, times: int) -> None:
-        """Repeat the work since ``since`` another ``times`` times."""
-        spent = times * (self.end - since.end)
-        self.now += spent
-        self.links = (self.links[0] + spent, self.links[1] + spent)
+        """Repeat the work since ``since`` another ``times`` times.
+
+        The core and the links go on at their own rates: a collective that started before may keep a
+        link busy for many iterations that do not wait for it.
+        """
+        lower, higher = (
+            link + times * (link - before)
+            for link, before in zip(self.links, since.links, strict=True)
+        )
+        self.now += times * (self.now - since.now)
+        self.links = lower, higher
         self.compute += times * (self.compute - since.compute)
         self.collective += times * (self.collective - since.collective)
 
@@ -95,9 +102,14 @@ class _Timer:
     ) -> None:
         opcode = instruction.opcode
         if opcode == "while":
-            before = dataclasses.replace(clock)
-            self.run(instruction.attribute("body") or "", clock)
-            clock.repeat(before, self.module.trips(instruction) - 1)
+            body, left = instruction.attribute("body") or "", self.module.trips(instruction)
+            before = clock
+            # The first iteration may run beside collectives that started before it.
+            for _ in range(min(left, 2)):
+                before = dataclasses.replace(clock)
+                self.run(body, clock)
+                left -= 1
+            clock.repeat(before, left)
             return
         if opcode in ("call", "conditional"):
             for called in instruction.called:

@@ -150,7 +150,7 @@ def judge(
 _SCHEDULED = "scheduled.txt"
 
 #: Version of cached verdicts; verdicts of other versions are not used.
-_FORMAT = 12
+_FORMAT = 13
 
 
 def _cached(
