@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -13,9 +12,8 @@ import pytest
 import toast
 from tests.helpers import action
 from toast.cost import CostModel, break_down
-from toast.cost.step_rows import READ, READ_IN_LANES, row_accesses
+from toast.cost.step_rows import WRITTEN, step_rows
 from toast.hardware import Mesh, load
-from toast.program import Program
 from toast.space import Space
 
 
@@ -44,26 +42,25 @@ def analyzed(function: Any, *size: int) -> toast.Analysis:
     return toast.analyze(function, argument, argument, platform="tpu", cache=False)
 
 
-def rows(analysis: toast.Analysis, relayout_bytes: float = 10.0) -> dict[str, float]:
-    """Accesses in bytes, by the kind of the op."""
-    program: Program = analysis.program
-    names = analysis.names
-    size = np.array([4.0 * math.prod(value.type.shape) for value in program.values])
-    accesses = row_accesses(
-        program, names.use_op, names.use_index, names.use_value, size, relayout_bytes
-    )
-    found: dict[str, float] = {}
-    for use in accesses.nonzero()[0].tolist():
+def rows(analysis: toast.Analysis, lanes: int = 128) -> dict[str, tuple[float, float]]:
+    """Elements that move by rows in a step, and the kernels that move them, by kind of op."""
+    program, names = analysis.program, analysis.names
+    by_product = np.zeros(len(program.ops), dtype=bool)
+    moved = step_rows(program, names.use_op, names.use_index, by_product, lanes)
+    found: dict[str, tuple[float, float]] = {}
+    for use in moved.kernels.nonzero()[0].tolist():
         kind = program.kind(int(names.use_op[use]))
-        found[kind] = found.get(kind, 0.0) + accesses[use] * size[names.use_value[use]]
+        elements, kernels = found.get(kind, (0.0, 0.0))
+        size = program.elements[int(names.use_value[use])]
+        found[kind] = elements + float(moved.moves[use]) * size, kernels + moved.kernels[use]
     return found
 
 
 def test_loops_read_and_write_steps_of_transposed_arrays_as_rows() -> None:
-    elements = 16 * 256
+    elements = 16 * 32 * 256
     found = rows(analyzed(of_sequences, 16, 32, 256))
     assert found == {
-        "dynamic_slice": 2 * elements * 8 * 10.0, "dynamic_update_slice": elements * 4 * 10.0,
+        "dynamic_slice": (2 * elements, 64), "dynamic_update_slice": (elements, 32),
     }  # fmt: skip
 
 
@@ -75,35 +72,100 @@ def test_layers_of_arguments_are_no_rows() -> None:
     assert rows(analyzed(of_batches, 16, 32, 256)) == {}
 
 
-def test_rows_take_no_longer_where_nothing_is_known_about_the_vector_unit() -> None:
-    assert rows(analyzed(of_sequences, 16, 32, 256), relayout_bytes=0.0) == {}
+def test_arrays_without_tiles_have_no_rows() -> None:
+    assert rows(analyzed(of_sequences, 16, 32, 256), lanes=1) == {}
 
 
-def test_rows_take_longer_than_whole_arrays() -> None:
-    def kernels(function: Any, *size: int) -> float:
-        space = Space(analyzed(function, *size), Mesh.parse("a=2"), min_dimensions=0)
-        found = break_down(CostModel(space, load("tpu-v5e")), space.unsharded)
-        return float(found.memory_seconds.sum())
+def test_updates_of_products_are_no_rows() -> None:
+    """The kernel of a product writes its result into a stack whose steps are whole."""
+    analysis = analyzed(of_sequences, 16, 32, 256)
+    program, names = analysis.program, analysis.names
+    written = np.array([kind == "dynamic_update_slice" for kind in program.kinds])
+    moved = step_rows(program, names.use_op, names.use_index, written, 128)
+    assert not moved.updates.any()
+    assert moved.kernels.sum() == 64
 
-    whole, by_row = kernels(recurrence, 32, 16, 256), kernels(of_sequences, 16, 32, 256)
-    moved = 32 * 16 * 256 * (2 * 8 + 4) / load("tpu-v5e").transposed_elements_per_s
-    assert by_row - whole > 0.9 * moved
+
+def layered(product: bool, weights: Any, x: Any) -> Any:
+    """The gradient of a scan of two layers, each a recurrence, perhaps with a product."""
+
+    def layer(x: Any, weight: Any) -> Any:
+        def step(before: Any, now: Any) -> Any:
+            kept = jnp.tanh(before @ weight) if product else before
+            after = now[0] * kept + now[1]
+            return after, after
+
+        moved = [jnp.swapaxes(part, 0, 1) for part in (jax.nn.sigmoid(x * weight[0]), x * 2)]
+        scanned = jax.lax.scan(step, jnp.zeros_like(moved[0][0]), tuple(moved))[1]
+        return x + jnp.swapaxes(scanned, 0, 1), None
+
+    return jnp.sum(jax.lax.scan(layer, x, weights)[0])
+
+
+@pytest.mark.parametrize(("product", "slices"), [(False, 5), (True, 4)])
+def test_residuals_of_layers_are_read_by_rows(product: bool, slices: int) -> None:
+    """Forward, both inputs; backward, the gradient, the decay and, without products, the state."""
+    shapes = (
+        jax.ShapeDtypeStruct((2, 256, 256), "float32"),
+        jax.ShapeDtypeStruct((16, 32, 256), "float32"),
+    )
+    analysis = toast.analyze(
+        jax.grad(lambda *given: layered(product, *given)), *shapes, platform="tpu", cache=False
+    )
+    assert rows(analysis)["dynamic_slice"][1] == slices * 2 * 32
+
+
+def seconds(device: str, batch: int, width: int = 256) -> float:
+    """Seconds of rows of 128 steps on a device of two."""
+    space = Space(analyzed(of_sequences, batch, 128, width), Mesh.parse("a=2"), min_dimensions=0)
+    broken = break_down(CostModel(space, load(device)), space.unsharded)
+    return float(broken.term_seconds["step rows"].sum())
+
+
+@pytest.mark.parametrize(("device", "reading"), [("tpu-v5e", 2), ("tpu-v6e", 1), ("tpu-v4", 2)])
+def test_each_kernel_moves_one_step(device: str, reading: int) -> None:
+    """On v6e, one kernel reads the steps of both arrays."""
+    hardware = load(device)
+    moved = 128 * 16 * 256 * (2 + 1 / WRITTEN) / hardware.row_elements_per_s
+    expected = moved + 128 * (reading + 1) * hardware.kernel_latency_s
+    assert seconds(device, 16) == pytest.approx(expected)
+
+
+def test_other_kernels_move_the_steps_of_a_single_sequence() -> None:
+    assert seconds("tpu-v5e", 1) == 0
+    assert seconds("tpu-v5e", 2) > 0
+
+
+def test_a_gpu_has_no_rows() -> None:
+    assert seconds("h100", 16) == 0
+
+
+def test_updates_have_no_other_latency() -> None:
+    """The kernel that writes rows is one more, but not two."""
+    space = Space(analyzed(of_sequences, 16, 128, 256), Mesh.parse("a=2"), min_dimensions=0)
+    broken = break_down(CostModel(space, load("tpu-v5e")), space.unsharded)
+    updates = [kind == "dynamic_update_slice" for kind in space.analysis.program.kinds]
+    assert broken.term_seconds["latencies"][updates].sum() == 0
 
 
 @pytest.mark.parametrize(("width", "in_lanes"), [(768, True), (1024, False)])
 def test_steps_are_in_lanes_if_shards_of_rows_do_not_fill_them(width: int, in_lanes: bool) -> None:
-    """A shard of 192 elements fills three quarters of the lanes; 256 steps fill them all."""
+    """A shard of 192 elements fills three quarters of the lanes; 256 steps fill them all.
+
+    Then other kernels write the steps.
+    """
     space = Space(analyzed(of_sequences, 16, 256, width), Mesh.parse("a=4"), min_dimensions=0)
-    model = CostModel(space, load("tpu-v5e"))
-
-    def seconds(state: Any) -> float:
-        return float(break_down(model, state).term_seconds["step reads"].sum())
-
-    assert seconds(space.unsharded) == 0
+    hardware = load("tpu-v5e")
+    model = CostModel(space, hardware)
     sharded = space.apply(space.initial, action(space, "decay", 2, "a"))
-    read = 2 * 256 * 16 * width / 4 * (READ_IN_LANES - READ)
-    expected = read / load("tpu-v5e").transposed_elements_per_s if in_lanes else 0.0
-    assert seconds(sharded) == pytest.approx(expected, rel=0.01)
+    found = float(break_down(model, sharded).term_seconds["step rows"].sum())
+    elements, latency = 256 * 16 * width / 4, 256 * hardware.kernel_latency_s
+    reading, writing = 2 * elements / hardware.row_elements_per_s, 0.0
+    if in_lanes:
+        reading = 2 * elements / hardware.lane_elements_per_s
+    else:
+        writing = elements / hardware.row_elements_per_s / WRITTEN + latency
+    assert found == pytest.approx(reading + 2 * latency + writing)
 
 
 def test_a_stack_is_read_as_its_loop_needs_it() -> None:
@@ -111,8 +173,8 @@ def test_a_stack_is_read_as_its_loop_needs_it() -> None:
     space = Space(analyzed(of_sequences, 16, 256, 192), Mesh.parse("a=4"), min_dimensions=0)
     model = CostModel(space, load("tpu-v5e"))
 
-    def seconds(state: Any) -> float:
-        return float(break_down(model, state).term_seconds["step reads"].sum())
+    def spent(state: Any) -> float:
+        return float(break_down(model, state).term_seconds["step rows"].sum())
 
     by_steps = space.apply(space.initial, action(space, "decay", 1, "a"))
-    assert seconds(by_steps) == seconds(space.unsharded) > 0
+    assert spent(by_steps) == spent(space.unsharded) > 0

@@ -45,7 +45,7 @@ from toast.cost.product_reads import (
     repeated,
     rounded_arguments,
 )
-from toast.cost.program_loops import loops_around, loops_of
+from toast.cost.program_loops import loop_ties, loops_around, loops_of
 from toast.cost.reshard_runs import reshard_runs
 from toast.cost.rounding import (
     carries_rounded,
@@ -55,7 +55,7 @@ from toast.cost.rounding import (
     stored_rounded,
 )
 from toast.cost.shared_kernels import UPDATING
-from toast.cost.step_rows import row_accesses, step_reads
+from toast.cost.step_rows import step_rows
 from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
     Columns,
@@ -72,6 +72,7 @@ from toast.cost.tables import (
     UseClasses,
     ValueClasses,
 )
+from toast.cost.update_kernels import UpdateKernels, update_kernels
 from toast.cost.vector_work import stretched
 from toast.distinct import distinct_rows
 from toast.program import (
@@ -205,10 +206,12 @@ def build(
     )  # fmt: skip
     if lanes > 1:
         accesses[0] *= score_passes(program, live, names.use_op, names.use_value)
-    accesses[0] += row_accesses(
-        program, names.use_op, names.use_index, names.use_value, value_bytes * stored,
-        relayout_bytes,
-    )  # fmt: skip
+    written = update_kernels(program, live)
+    rows = step_rows(program, names.use_op, names.use_index, written.by_product, lanes)
+    op_runs = np.array(program.repeats, dtype=np.float64)
+    carried = _carried_sums(program, live, names.use_op, names.use_value)
+    added_reads = accesses[0] * carried * op_runs[names.use_op]
+    accesses[0][carried] = 0.0
     # Products read arguments that they round, or kernels before them do.
     rounded: dict[int, RoundedArgument] = {}
     if lanes > 1:
@@ -284,24 +287,23 @@ def build(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
         rules, ranges.rounded, remade, stored, as_operand, headed, tiles, constant, allocated, sums,
-        marks,
+        marks, _kernels(program, grouped, live, priced, allocated, written, rows.updates),
     )  # fmt: skip
+
+    def of_use_classes(of_use: Floats) -> Floats:
+        """``[U]`` sums over the uses of each class."""
+        return np.bincount(grouped.of_use, of_use, len(grouped.use_value)).astype(np.float64)
+
     uses = UseClasses(
         value=grouped.use_value,
         slot=grouped.use_slot,
         count=grouped.use_count,
         number=np.bincount(grouped.of_use, minlength=len(grouped.use_value)),
-        runs=np.bincount(
-            grouped.of_use,
-            np.array(program.repeats, dtype=np.float64)[names.use_op],
-            len(grouped.use_value),
-        ).astype(np.float64),
+        runs=of_use_classes(op_runs[names.use_op]),
         reads=grouped.use_reads,
-        step_reads=np.bincount(
-            grouped.of_use,
-            weights=step_reads(program, names.use_op, names.use_index),
-            minlength=len(grouped.use_value),
-        ).astype(np.float64),
+        added_reads=of_use_classes(added_reads),
+        row_moves=of_use_classes(rows.moves),
+        row_kernels=of_use_classes(rows.kernels),
         free=open_windows.free(Entity.USE_CLASS),
         share=np.minimum(
             _rounded(
@@ -475,6 +477,7 @@ def _value_classes(
     allocated: Bools,
     sums: Sequence[int],
     marks: Bools,
+    kernels: Floats,
 ) -> ValueClasses:
     values = grouped.representative
     maker = np.array(program.makers, dtype=np.int64)[values]
@@ -504,7 +507,7 @@ def _value_classes(
             for v, type_ in zip(values.tolist(), types, strict=True)
         ], dtype=bool).reshape(len(values), rank),
         written=grouped.written,
-        kernels=_kernels(program, grouped, live, priced, allocated),
+        kernels=kernels,
         sum_kernels=sum_kernels,
         sum_moves=sum_moves,
         transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
@@ -631,18 +634,25 @@ def _workspaces(program: Program, rules: Sequence[SignatureRule], op_class_of_va
 
 
 def _kernels(
-    program: Program, grouped: _Grouped, live: Liveness, priced: Bools, allocated: Bools
+    program: Program,
+    grouped: _Grouped,
+    live: Liveness,
+    priced: Bools,
+    allocated: Bools,
+    written: UpdateKernels,
+    by_rows: Bools,
 ) -> Floats:
     """``[C]`` how many memory-bound kernels of a step compute the values of a class.
 
     A kernel with several results counts as a part of one for each.  Scalars, such as the counters
-    of loops, need none; neither do values that are only ``allocated``.
+    of loops, need none; neither do values that are only ``allocated``.  Updates that are written
+    ``by_rows`` (``[ops]``) have a term of their own.
     """
     maker = np.array(program.makers, dtype=np.int64)
     kinds = live.kinds
     alone = np.array([
         kind not in PRODUCTS and (kind == UPDATING or kind not in _IN_PLACE) for kind in kinds
-    ], dtype=bool) & ~priced  # fmt: skip
+    ], dtype=bool) & ~priced & ~by_rows & ~written.by_product  # fmt: skip
     computed = np.flatnonzero(
         live.exists
         & alone[maker]
@@ -651,13 +661,29 @@ def _kernels(
         & ~allocated
         & [value.type.shape != () for value in program.values]
     )
-    kernel = live.kernel[maker[computed]]
+    kernel = written.kernel[maker[computed]]
     share = 1 / np.bincount(kernel)[kernel]
     repeats = np.array(program.repeats, dtype=np.float64)[maker[computed]]
     count = len(grouped.representative)
     weights = share * repeats
     counts = np.bincount(grouped.of_value[computed], weights=weights, minlength=count)
     return np.asarray(counts, dtype=np.float64)
+
+
+def _carried_sums(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Bools:
+    """``[uses]`` sums that a loop carries, and to which a product of its body adds its result.
+
+    The kernel of the product does it, such as that of the gradient of a weight in each step of a
+    recurrence.  Small sums stay in fast memory.
+    """
+    sums = np.zeros(len(use_op), dtype=bool)
+    begin = {program.ops[end].operands[0]: carry for end, carry in loop_ties(program)}
+    for use, (op, value) in enumerate(zip(use_op.tolist(), use_value.tolist(), strict=True)):
+        if program.kinds[op] == "add":
+            (result,) = program.ops[op].results
+            carry = begin.get(result, -1)
+            sums[use] = carry == program.makers[value] and live.fused_product[result] >= 0
+    return sums
 
 
 def _sum_kernels(
@@ -1117,7 +1143,7 @@ def _products(
     images = np.zeros(len(products), dtype=np.int64)
     image_factor, feature_factor = np.full((2, len(products)), -1, dtype=np.int64)
     features = np.zeros_like(images)
-    back, of_images, sums_images = np.zeros((3, len(products)), dtype=bool)
+    back, of_images, sums_images, keeps = np.zeros((4, len(products)), dtype=bool)
     for row, k in enumerate(products.tolist()):
         number = analysis.names.signature[representative[k]]
         rule, signature = analysis.rules[number], analysis.program.signatures[number]
@@ -1145,6 +1171,7 @@ def _products(
                 sizes[row, group] *= extent.get(f, factor.size)
         vector[row] = signature.kind == "dot_general" and of_vectors(signature)
         larger = max((0, 1), key=lambda n: math.prod(signature.operands[n].shape))
+        keeps[row] = _keeps(analysis.program, representative[k], larger)
         stacks = rule.operands[larger][-2:]
         # What a kernel repeats as it reads it is in tiles of another array.
         plain = analysis.program.ops[representative[k]].operands[larger] not in repeated_operands
@@ -1169,8 +1196,19 @@ def _products(
                 back[row] = _is_reversed(analysis.program, representative[k])
     return Products(
         products, sizes, groups, vector, tile, tile_factor, images, image_factor,
-        features, feature_factor, back, of_images, sums_images,
+        features, feature_factor, back, of_images, sums_images, keeps,
     )  # fmt: skip
+
+
+def _keeps(program: Program, op: int, operand: int) -> bool:
+    """Whether an op is in a loop around which its operand was computed.
+
+    XLA rounds it and moves it before the loop, too.
+    """
+    maker = program.makers[program.ops[op].operands[operand]]
+    while program.kinds[maker] in MOVING | {"convert"}:
+        maker = program.makers[program.ops[maker].operands[0]]
+    return program.kinds[maker] != "carry" and program.repeats[maker] < program.repeats[op]
 
 
 #: The rank of sequences, whose convolutions slide along one dimension.

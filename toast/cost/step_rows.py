@@ -2,79 +2,97 @@
 
 A recurrence over ``[batch, sequence, width]`` runs over the array with the sequence in front.  XLA
 does not transpose the array for it: the loop slices a row out of each tile, and writes its results
-to rows of tiles.  The vector unit moves such rows one by one, and takes as long for a row as for a
-full tile.
+to rows of tiles.  A kernel of its own does each of them, unless a device has a single sequence:
+then a step is a row as it is, which other kernels read and write in its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 import numpy as np
 
-from toast.cost.entities import Floats, Ints
-from toast.cost.liveness import SUBLANES, dimensions_in
+from toast.cost.entities import Bools, Floats, Ints
+from toast.cost.liveness import dimensions_in
 from toast.cost.program_loops import LoopOps, loop_ties, loops_of
 from toast.program import Program
+from toast.space import PRODUCTS
 
 _SLICE, _UPDATE = "dynamic_slice", "dynamic_update_slice"
 
-#: How often the vector unit could change the place of each element of full tiles in the time that
-#: it takes to read rows, or to write them.  A recurrence that XLA compiled for v5e read 5 elements
-#: of rows in a cycle, and wrote 7, besides the latency of the kernel that updates the stack.
-READ, _WRITTEN = SUBLANES, SUBLANES / 2
-
-#: The same to read a step where the steps are in lanes: a row of a tile has one element of 128
-#: steps, and is read whole.  Programs that XLA compiled for v5e took 2.2 cycles for an element.
-READ_IN_LANES = 91.0
+#: Elements that kernels write to rows of tiles in the time in which they read one from there: 1.6
+#: to 1.8 in recurrences that XLA compiled for v4, v5e, v5p and v6e.
+WRITTEN = 1.7
 
 #: Ops between a loop and the transpose of its stack that change no tiles.
 _PASSING = frozenset({"convert", "optimization_barrier", "sdy_sharding_constraint"})
 
 
-def row_accesses(
-    program: Program, use_op: Ints, use_index: Ints, use_value: Ints, size: Floats,
-    relayout_bytes: float,
-) -> Floats:  # fmt: skip
-    """``[uses]`` accesses of each use's value that take as long as moving its rows.
+class MovedRows(NamedTuple):
+    """Kernels of loops that move rows, in a step of the program."""
 
-    ``size`` (``[values]``) has the bytes of values in memory, and ``relayout_bytes`` those that the
-    memory moves while the vector unit changes the place of an element; 0 if this bounds nothing.
+    #: ``[uses]`` how often they move all of the use's value: the stack of a slice, of which a
+    #: kernel reads a part, or one step that an update writes.
+    moves: Floats
+    #: ``[uses]`` their number.
+    kernels: Floats
+    #: ``[ops]`` whether an op is such an update.
+    updates: Bools
+
+
+def step_rows(
+    program: Program, use_op: Ints, use_index: Ints, by_product: Bools, lanes: int
+) -> MovedRows:
+    """What loops read from rows of tiles, and write there; nothing without tiles (one lane).
+
     Only loops that read rows write them: stacks of others, as of gradients, are of other layouts.
+    So are those of updates that are computed ``by_product`` (``[ops]``), by kernels of products.
     """
-    accesses = np.zeros(len(use_op))
-    loops = loops_of(program) if relayout_bytes else []
+    moves, kernels = np.zeros((2, len(program.ops)))
+    updates = np.zeros(len(program.ops), dtype=bool)
+    loops = loops_of(program) if lanes > 1 else []
     slices = _read_in_loops(program, loops)
-    if not slices:
-        return accesses
-    by_rows = {*slices.values()}
-    updates = {op for op in _updated(program) if _loop_around(op, loops) in by_rows}
-    rows = [
-        use for use, (op, index) in enumerate(zip(use_op.tolist(), use_index.tolist(), strict=True))
-        if (op in slices and index == 0) or (op in updates and index == 1)
-    ]  # fmt: skip
-    for use in rows:
-        op, value = program.ops[use_op[use]], int(use_value[use])
-        moved, moves = (op.results[0], READ) if use_op[use] in slices else (value, _WRITTEN)
-        elements = program.elements[moved]
-        accesses[use] = elements * moves * relayout_bytes / max(size[value], 1.0)
-    return accesses
-
-
-def step_reads(program: Program, use_op: Ints, use_index: Ints) -> Floats:
-    """``[uses]`` how often loops read all of a value step by step (see :func:`row_accesses`)."""
-    reads = np.zeros(len(program.ops))
-    for number in _read_in_loops(program, loops_of(program)):
+    for number in slices:
         (step,), stack = program.ops[number].results, program.ops[number].operands[0]
         share = program.elements[step] / max(program.elements[stack], 1)
-        reads[number] = program.repeats[number] * share
-    return np.asarray(reads[use_op] * (use_index == 0))
+        kernels[number] = program.repeats[number]
+        moves[number] = share * kernels[number]
+    by_rows = {*slices.values()}
+    for number in _updated(program) if by_rows else ():
+        if _loop_around(number, loops) in by_rows and not by_product[number]:
+            kernels[number] = moves[number] = program.repeats[number]
+            updates[number] = True
+    # A slice has the stack as its first operand; an update has the step as its second one.
+    here = use_index == updates[use_op]
+    return MovedRows(moves[use_op] * here, kernels[use_op] * here, updates)
 
 
 def _read_in_loops(program: Program, loops: Sequence[LoopOps]) -> dict[int, LoopOps]:
-    """The slices of steps in loops, each with its innermost loop."""
-    found = ((op, _loop_around(op, loops)) for op in _sliced(program)) if loops else ()
-    return {op: loop for op, loop in found if loop is not None}
+    """The slices of rows in loops, each with its innermost loop.
+
+    A recurrence in a scan of layers leaves its residuals in the stacks of the scan, also as rows,
+    except for those that kernels of products write.
+    """
+    rows, stacked = dict[int, LoopOps](), dict[int, LoopOps]()
+    for op in _sliced(program) if loops else ():
+        source = program.makers[_source(program, program.ops[op].operands[0])]
+        if (loop := _loop_around(op, loops)) is None or _argument(program, source):
+            continue
+        layer = _of_layers(program, source)
+        if _from_rows(program, source):
+            rows[op] = loop
+        elif layer != source and (
+            _from_rows(program, layer) or not PRODUCTS.intersection(_kinds_in(program, loop))
+        ):
+            stacked[op] = loop
+    by_rows = {*rows.values()}
+    return rows | {op: loop for op, loop in stacked.items() if loop in by_rows}
+
+
+def _kinds_in(program: Program, loop: LoopOps) -> Sequence[str]:
+    return program.kinds[loop.begin : loop.end]
 
 
 def _loop_around(op: int, loops: Sequence[LoopOps]) -> LoopOps | None:
@@ -82,15 +100,13 @@ def _loop_around(op: int, loops: Sequence[LoopOps]) -> LoopOps | None:
 
 
 def _sliced(program: Program) -> Iterator[int]:
-    """Slices of one step of an array that was computed, and transposed for the loop.
+    """Slices of one step of a stack.
 
     Layers of stacked arguments are none: they are larger than rows, and have layouts of their own.
     """
     for number, op in enumerate(program.ops):
         if program.kinds[number] == _SLICE and _steps(program, op.operands[0], op.results[0]):
-            maker = program.makers[_source(program, op.operands[0])]
-            if _from_rows(program, maker) and not _argument(program, maker):
-                yield number
+            yield number
 
 
 def _updated(program: Program) -> Iterator[int]:
@@ -108,10 +124,33 @@ def _updated(program: Program) -> Iterator[int]:
                     yield update
 
 
-def _argument(program: Program, transpose: int) -> bool:
-    """Whether a transpose is of an argument, whatever its element type."""
-    source = _source(program, program.ops[transpose].operands[0])
-    return program.kinds[program.makers[source]] == "argument"
+def _argument(program: Program, op: int) -> bool:
+    """Whether an op passes on an argument, whatever its element type, or transposes it."""
+    while program.kinds[op] != "argument":
+        if program.kinds[op] not in _PASSING | {"transpose", "reshape", _SLICE}:
+            return False
+        op = program.makers[program.ops[op].operands[0]]
+    return True
+
+
+def _of_layers(program: Program, op: int) -> int:
+    """The op that computed what ``op`` takes from the stack of a scan around; ``op`` if nothing."""
+    slicing = _before(program, op, {"reshape"})
+    if program.kinds[slicing] != _SLICE:
+        return op
+    end = program.makers[program.ops[slicing].operands[0]]
+    update = program.makers[program.ops[end].operands[0]] if program.kinds[end] == "yield" else end
+    if program.kinds[update] != _UPDATE:
+        return op
+    layer = program.makers[program.ops[update].operands[1]]
+    return _before(program, layer, _PASSING | {"reshape", "broadcast_in_dim"})
+
+
+def _before(program: Program, op: int, kinds: AbstractSet[str]) -> int:
+    """The first op before a chain of ops of some kinds with one operand each."""
+    while program.kinds[op] in kinds:
+        op = program.makers[program.ops[op].operands[0]]
+    return op
 
 
 def _source(program: Program, value: int) -> int:

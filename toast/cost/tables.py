@@ -80,6 +80,7 @@ class Products(EntityTable):
     reversed: Bools  # whether the kernel is reversed, as for the gradient of images
     of_images: Bools  # a convolution along two dimensions or more
     sums_images: Bools  # such a one that sums over images: the gradient of a kernel
+    keeps: Bools  # whether it is in a loop in which its larger operand does not change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +208,9 @@ class UseClasses(EntityTable):
     number: Ints  # uses in the program, without repetition
     runs: Floats  # runs in a step of the ops that use it
     reads: Floats  # by memory-bound kernels in a step, and writes of updates into buffers
-    step_reads: Floats  # by loops that read all its steps, one after the other, in a step
+    added_reads: Floats  # by products in loops, which add to it, in a step
+    row_moves: Floats  # by loops that move all its rows, one after the other, in a step
+    row_kernels: Floats  # kernels of a step that do it
     free: Floats  # share of products that may run beside a reshard
     share: Floats  # bytes of an element at the use over those of the value's element
     looped: Bools  # [U, R] dimensions of which a product may use one shard after the other

@@ -182,6 +182,12 @@ class Hardware:
     vector_elements_per_s: float = math.inf
     #: Elements per second of kernels that copy an array into tiles along other dimensions.
     transposed_elements_per_s: float = math.inf
+    #: Elements per second of kernels that read one row of each tile, such as the next step of
+    #: sequences, and of those that read one lane of each tile.
+    row_elements_per_s: float = math.inf
+    lane_elements_per_s: float = math.inf
+    #: Arrays of which one kernel reads the next row.
+    rows_at_once: int = 1
     #: Fraction of the peak that kernels of attention reach: products with exponentials between.
     #: ``None`` for that of other products.
     attention_efficiency: float | None = None

@@ -34,6 +34,7 @@ from toast.resources import directory
 Text = Annotated[str, Meta(pattern=r"\S", title="a printable text")]
 Count = Annotated[int, Meta(ge=1, le=10**6, title="a whole number from 1 to 1000000")]
 FlopsPerS = Annotated[float, Meta(ge=1e9, le=1e18, title="FLOP/s, for example 197e12")]
+ElementsPerS = Annotated[float, Meta(ge=1e6, le=1e15, title="elements/s, for example 1e10")]
 Bytes = Annotated[float, Meta(ge=1e6, le=1e15, title="bytes, for example 16e9")]
 BytesPerS = Annotated[float, Meta(ge=1e6, le=1e15, title="bytes per second, for example 819e9")]
 Seconds = Annotated[float, Meta(ge=0, le=0.1, title="seconds, for example 1e-6")]
@@ -68,6 +69,10 @@ class TileTable(_Table, frozen=True, kw_only=True):
     n: Count
     k: Count
     results_per_s: (
+        Annotated[float, Meta(ge=1e6, le=1e18, title="elements per second, for example 1e11")]
+        | None
+    ) = None
+    weights_per_s: (
         Annotated[float, Meta(ge=1e6, le=1e18, title="elements per second, for example 1e11")]
         | None
     ) = None
@@ -167,6 +172,9 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     vector_products_per_s: FlopsPerS = math.inf
     vector_elements_per_s: FlopsPerS = math.inf
     transposed_elements_per_s: FlopsPerS = math.inf
+    row_elements_per_s: ElementsPerS = math.inf
+    lane_elements_per_s: ElementsPerS = math.inf
+    rows_at_once: Count = 1
     product_latency_s: Seconds = 0.0
     kernel_latency_s: Seconds = 0.0
     flops_per_s: dict[str, FlopsPerS]
@@ -345,6 +353,9 @@ def _hardware(file: DeviceFile) -> Hardware:
         vector_products_per_s=file.vector_products_per_s,
         vector_elements_per_s=file.vector_elements_per_s,
         transposed_elements_per_s=file.transposed_elements_per_s,
+        row_elements_per_s=file.row_elements_per_s,
+        lane_elements_per_s=file.lane_elements_per_s,
+        rows_at_once=file.rows_at_once,
         max_devices=file.max_devices,
         platform=file.platform or "",
         device_kind=file.device_kind or "",
@@ -376,6 +387,7 @@ def _products(file: DeviceFile) -> ProductPrices:
         prices = ProductPrices(
             tiles=((tile.m, tile.n),), depth=tile.k, window_bytes=tile.window_bytes,
             fast_bytes=file.memory.fast_bytes or 0.0,
+            weights_per_s=tile.weights_per_s or math.inf,
             memory_share=(tile.memory or file.efficiency.memory) / file.efficiency.memory,
         )  # fmt: skip
         if tile.results_per_s is None:
@@ -472,7 +484,7 @@ def _faults(file: DeviceFile) -> Iterator[_Fault]:
         yield _Fault("flops_per_s", best, reason, "check the units of both")
     for key in (
         "transcendentals_per_s", "vector_products_per_s", "vector_elements_per_s",
-        "transposed_elements_per_s",
+        "transposed_elements_per_s", "row_elements_per_s", "lane_elements_per_s",
     ):  # fmt: skip
         if flops[best] < getattr(file, key) < math.inf:
             reason = f"{key} exceeds the peak of matrix products"

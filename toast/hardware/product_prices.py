@@ -44,6 +44,9 @@ class ProductPrices:
     memory_share: float = 1.0
     #: Elements of results per second, padded to tiles: a product of little depth waits for them.
     results_per_s: float = math.inf
+    #: Elements of its larger operand that a product loads into the matrix unit per second, of those
+    #: that are in fast memory.
+    weights_per_s: float = math.inf
     #: Bytes that a kernel moves before it begins to compute, and after it ends.
     window_bytes: float = 0.0
     #: Kernels compute, store results and move bytes at once, but not wholly: their time is the norm
@@ -100,6 +103,14 @@ class ProductPrices:
         window = np.minimum(moved, count * self.window_bytes)
         filling = self.moving_seconds(window, memory_bytes_per_s)
         return np.asarray(most * powers ** (1 / self.order) + filling)
+
+    def loading_seconds(self, size: Floats) -> Floats:
+        """Seconds to load the larger operand of a product from fast memory: ``[...]``.
+
+        ``size`` is that of :meth:`seconds`.
+        """
+        rows, columns, depth, batch = np.moveaxis(size, -1, 0)
+        return np.asarray(depth * np.maximum(rows, columns) * batch / self.weights_per_s)
 
     def moving_seconds(self, moved_bytes: Floats, memory_bytes_per_s: float) -> Floats:
         """Seconds that products take to move their operands and results."""

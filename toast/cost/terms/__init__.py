@@ -35,7 +35,7 @@ from toast.cost.terms.kernels import (
     Reads,
     RoundedReads,
     Roundings,
-    StepReads,
+    StepRows,
     SumKernels,
     Transcendentals,
     Writes,
@@ -62,7 +62,7 @@ from toast.cost.terms.traffic import (
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
     ProductWork(), PartedProducts(), KernelWork(), Writes(), SumKernels(), Transcendentals(),
-    Reads(), RoundedReads(), StepReads(), Latencies(), Roundings(), GatherCopies(),
+    Reads(), RoundedReads(), StepRows(), Latencies(), Roundings(), GatherCopies(),
     LogitGradients(), HostTransfers(),
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),

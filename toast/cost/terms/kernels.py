@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from toast.cost.axis_sets import axes_of
@@ -9,7 +11,7 @@ from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
 from toast.cost.layout import Layout, LocalLayout, slot_dims
 from toast.cost.liveness import SUBLANES
 from toast.cost.loops import ADDED
-from toast.cost.step_rows import READ, READ_IN_LANES
+from toast.cost.step_rows import WRITTEN
 from toast.cost.tables import ProductTensors, ValueClasses
 from toast.cost.terms.buffers import ROUNDED
 from toast.cost.terms.term import LocalTerm, StepPart, Term
@@ -54,6 +56,11 @@ _KEPT = (0.1, 0.4)
 #: The time of a product of vectors whose larger operand is in fast memory, over that of one that
 #: reads it from memory: 0.12 to 0.26 in kernels that XLA compiled for v5e.
 _FETCHED = 0.18
+
+
+#: A product that moves a smaller share of its operands and results finds them in fast memory.  Then
+#: it takes a part of its latency.
+_MOVED, _WAITING = 0.1, 0.1
 
 
 class ProductWork(LocalTerm):
@@ -130,7 +137,14 @@ class ProductWork(LocalTerm):
         if hardware.counts_fetches:
             fetched = np.add.reduceat(fetching, first, axis=1) * count
             seconds = np.maximum(seconds, (moved + fetched) / memory)
-        return np.asarray(seconds + hardware.product_latency_s * count)
+        latency = hardware.product_latency_s * count
+        if math.isfinite(hardware.products.weights_per_s):
+            whole = np.add.reduceat(tensors, first, axis=1) * count
+            inside = t.products.keeps & on_unit & (moved < _MOVED * whole)
+            loading = hardware.products.loading_seconds(size) * count
+            seconds = np.where(inside, np.maximum(seconds, loading), seconds)
+            latency = np.where(inside, _WAITING * latency, latency)
+        return np.asarray(seconds + latency)
 
     @staticmethod
     def _image_padding(layout: LocalLayout, dims: Dims) -> Floats:
@@ -538,7 +552,8 @@ class Roundings(LocalTerm):
 class Reads(LocalTerm):
     """Values that memory-bound kernels read, by use, and those that they write into stacks.
 
-    TPUs write into a stack, which is in memory, no faster than products move their operands.
+    TPUs write into a stack, which is in memory, no faster than products move their operands.  The
+    sums to which products add their results in loops are read as operands of products are.
     """
 
     name, scope = "reads", Entity.USE_CLASS
@@ -549,7 +564,8 @@ class Reads(LocalTerm):
         if hardware.products.fast_bytes:
             share = np.where(t.uses.update, max(1.0, 1 / hardware.products.memory_share), share)
         rate = hardware.memory_bytes_per_s
-        return np.asarray(layout.read_bytes * share * (t.uses.reads / rate))
+        added = hardware.products.moved_bytes(layout.read_bytes) * (t.uses.added_reads / rate)
+        return np.asarray(layout.read_bytes * share * (t.uses.reads / rate) + added)
 
 
 def access_share(
@@ -573,31 +589,45 @@ def access_share(
     return np.asarray(np.where(inside[of], bound + (1 - bound) * away, 1.0))
 
 
-class StepReads(LocalTerm):
-    """What loops take longer to read a sequence of steps whose lanes are not filled.
+class StepRows(LocalTerm):
+    """Rows of tiles that loops read and write, such as the steps of sequences in a recurrence.
 
-    XLA then puts the steps into the lanes, if they fill these better, and the vector unit reads a
-    lane of each tile.  See :mod:`toast.cost.step_rows` for the time that it takes otherwise.
+    The vector unit moves such rows one by one, in kernels of their own.  If a device has a single
+    sequence, its steps are rows as they are, and other kernels read and write them.  XLA puts the
+    steps into the lanes if they fill these better than a device's part of a row does; then the unit
+    reads a lane of each tile.
     """
 
-    name, scope = "step reads", Entity.USE_CLASS
+    name, scope = "step rows", Entity.USE_CLASS
 
     def seconds(self, layout: LocalLayout) -> Floats:
         uses, hardware = layout.tables.uses, layout.machine.hardware
         seconds = np.zeros(layout.used.shape[:2])
-        read = np.flatnonzero(uses.step_reads)
-        if not len(read) or not hardware.relayout_bytes:
+        rows = np.flatnonzero(uses.row_kernels)
+        if not len(rows):
             return seconds
-        lanes, values = hardware.lanes, layout.tables.values
-        sizes, last = values.sizes[uses.value[read]], values.rank[uses.value[read]] - 1
-        used = layout.used[:, read]
-        shards = layout.devices[axes_of(used == last[:, None])]
-        width = sizes[np.arange(len(read)), last] / shards
-        steps = sizes[:, 0] / layout.devices[axes_of(used == 0)]
-        padded = np.ceil(width / lanes) / width > np.ceil(steps / lanes) / steps
-        elements = sizes.prod(axis=1) / layout.devices[layout.used_axes[:, read]]
-        moved = (READ_IN_LANES - READ) * hardware.relayout_bytes * uses.step_reads[read]
-        seconds[:, read] = padded * elements * (moved / hardware.memory_bytes_per_s)
+        used, sizes = layout.used[:, rows], layout.tables.values.sizes[uses.value[rows]]
+
+        def local(dim: int) -> Floats:
+            """``[S, rows]`` elements of a device along a dimension of ``[steps, batch, width]``."""
+            return np.asarray(sizes[:, dim] / layout.devices[axes_of(used == dim)])
+
+        lanes, width, steps = hardware.lanes, local(2), local(0)
+        in_lanes = np.ceil(width / lanes) / width > np.ceil(steps / lanes) / steps
+        written = uses.update[rows]
+        elements = sizes.prod(axis=1) / layout.devices[layout.used_axes[:, rows]]
+        rate = np.where(
+            written,
+            WRITTEN * hardware.row_elements_per_s,
+            np.where(in_lanes, hardware.lane_elements_per_s, hardware.row_elements_per_s),
+        )
+        kernels = uses.row_kernels[rows] / np.where(written, 1, hardware.rows_at_once)
+        spent = elements * uses.row_moves[rows] / rate + kernels * hardware.kernel_latency_s
+        several = np.ceil(local(1)) > 1
+        # Other kernels write steps into stacks whose rows do not fill the lanes.
+        filled = np.ceil(width / lanes) * lanes <= width
+        apart = np.where(written, several & filled, several | in_lanes)
+        seconds[:, rows] = np.where(apart, spent, 0.0)
         return seconds
 
 

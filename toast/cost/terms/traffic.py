@@ -222,7 +222,7 @@ class GatherCopies(Term):
 
     If the last dimension is gathered, and shards are not whole tiles, that dimension leads in the
     result.  Products read either layout, but lookups need rows, so that the table is transposed.
-    In fast memory, this takes no time.
+    In fast memory, this takes no time, but for that of two small kernels.
 
     A gather that is a sum of shards begins with one that is filled with zeros.
     """
@@ -263,6 +263,10 @@ class GatherCopies(Term):
             values.sizes[uses.value[use]].prod(axis=1)
             / layout.devices[layout.used_axes[state, use]]
         )
+        # In loops, kernels bring small values into the layout in which they are gathered, and back.
+        computed = (uses.count > uses.number)[use] & ~values.outer[uses.value[use]]
+        turned = apart * computed * (2 * hardware.kernel_latency_s)
+        seconds[state, use] += turned * uses.count[use]
         apart &= 2 * layout.use_bytes[state, use] > hardware.products.fast_bytes
         transposed = elements * hardware.relayout_bytes / hardware.memory_bytes_per_s
         seconds[state, use] += apart * uses.lookup[use] * uses.count[use] * transposed

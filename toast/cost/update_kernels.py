@@ -1,0 +1,53 @@
+"""Which kernels write updates into their buffers on TPUs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from toast.cost.entities import Bools, Ints
+from toast.cost.liveness import Liveness
+from toast.cost.shared_kernels import UPDATING
+from toast.program import Program
+from toast.space import PRODUCTS
+
+#: Ops between an update and the kernel that computes it.
+_RESHAPING = frozenset({"reshape", "broadcast_in_dim", "sdy_sharding_constraint"})
+
+#: Ops whose results no kernel computes.
+_NO_KERNELS = frozenset({"argument", "carry", "yield", UPDATING})
+
+
+class UpdateKernels(NamedTuple):
+    """The kernels of ops, where updates belong to those that compute them."""
+
+    #: ``[ops]`` the number of the kernel of each op.
+    kernel: Ints
+    #: ``[ops]`` whether it is an update that a product's kernel computes and writes.
+    by_product: Bools
+
+
+def update_kernels(program: Program, live: Liveness) -> UpdateKernels:
+    """The kernels that write updates.
+
+    The kernel that computes an update writes it into its buffer, if both are in the same loop.
+    Another update, such as a value that the loop carries, needs a kernel of its own.
+    """
+    kernel, by_product = live.kernel.copy(), np.zeros(len(program.ops), dtype=bool)
+    for number, kind in enumerate(live.kinds):
+        if kind != UPDATING:
+            continue
+        value = program.ops[number].operands[1]
+        while live.kinds[program.makers[value]] in _RESHAPING:
+            value = program.ops[program.makers[value]].operands[0]
+        maker = program.makers[value]
+        if program.repeats[maker] == program.repeats[number]:
+            if live.kinds[maker] in PRODUCTS or live.fused_product[value] >= 0:
+                by_product[number] = True
+            elif live.kinds[maker] not in _NO_KERNELS:
+                kernel[number] = live.kernel[maker]
+    return UpdateKernels(kernel, by_product)
+
+
+__all__ = ["UpdateKernels", "update_kernels"]
