@@ -145,7 +145,7 @@ BAD = {
     ),
     "unknown top key": (
         'name = "tpu-v5e"', 'name = "tpu-v5e"\nvendor = "Google"', "description",
-        "unknown key vendor; known: name, description, platform, device_kind, max_devices, product_operands, grouped_operands, recomputes_images, transcendentals_per_s, gathers_ahead, background, vector_products_per_s, vector_elements_per_s, transposed_elements_per_s, row_elements_per_s, lane_elements_per_s, rows_at_once, product_latency_s, kernel_latency_s",
+        "unknown key vendor; known: name, description, platform, device_kind, max_devices, product_operands, grouped_operands, recomputes_images, transcendentals_per_s, gathers_ahead, background, early_gathers, vector_products_per_s, vector_elements_per_s, transposed_elements_per_s, row_elements_per_s, lane_elements_per_s, rows_at_once, product_latency_s, kernel_latency_s",
     ),
     "switch key on a torus": (
         "latency_s = 1e-6", "node_latency_s = 1e-6", None,
@@ -443,3 +443,26 @@ def test_only_bytes_take_collectives_time_in_schedules_of_xla() -> None:
             seconds = every.seconds(exchange, large, np.array([group], dtype=np.uint8))
             assert seconds == pytest.approx(large / (links * share))
     assert load("h100").as_scheduled_for == load("h100")
+
+
+def test_groups_that_share_links_have_all_of_them_in_schedules() -> None:
+    """XLA's scheduler counts the dimensions that a group spans, and two links along each."""
+    for name, mesh, groups in (
+        ("tpu-v5e", "data=2,fsdp=4,model=2", {1: 1, 2: 1, 3: 2, 4: 1, 5: 1, 6: 2, 7: 2}),
+        ("tpu-v4", "data=2,model=8", {1: 1, 2: 2, 3: 3}),
+    ):
+        hardware = load(name).as_scheduled_for
+        table, size = Collectives(hardware, Mesh.parse(mesh)), np.array([1e9])
+        rate = 2 * hardware.interconnect.bandwidth_bytes_per_s
+        for group, dimensions in groups.items():
+            for kind, passes in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
+                seconds = table.seconds(COLLECTIVES.index(kind), size, np.array([group]))
+                assert seconds == pytest.approx(passes * size / (rate * dimensions))
+
+
+@pytest.mark.parametrize(("mesh", "sums"), [("data=16", False), ("data=8,model=8", True)])
+def test_only_slices_of_whole_cubes_gather_by_sums(mesh: str, sums: bool) -> None:
+    """However XLA's partitioner and scheduler see the links."""
+    real = load("tpu-v4")
+    for hardware in (real, real.as_compiled_for, real.as_scheduled_for):
+        assert Collectives(hardware, Mesh.parse(mesh)).gathers_by_sums.any() == sums

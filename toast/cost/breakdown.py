@@ -133,7 +133,8 @@ def _hidden_shares(model: CostModel, moves: Sequence[Traffic], products: float) 
     behind = [k for k, traffic in enumerate(moves) if model.in_background(traffic)]
     for k in behind:
         scope, beside = moves[k].term.scope, moves[k].term.beside_op
-        asked += windows.asked(scope, moves[k].seconds, beside_op=beside)
+        early = moves[k].seconds * model.early_share(moves[k])
+        asked += windows.asked(scope, early, beside_op=beside)
     of_window = np.zeros(len(windows.room))
     for window, taken in windows.taken(asked, np.array([products])):
         of_window[window] = float(taken[0, 0]) / float(asked[0, window])
@@ -141,7 +142,7 @@ def _hidden_shares(model: CostModel, moves: Sequence[Traffic], products: float) 
     of_window *= model.hardware.overlap_efficiency * min(1.0, products / max(covered, 1e-300))
     for k in behind:
         of_class = windows.shares(moves[k].term.scope, beside_op=moves[k].term.beside_op)
-        shares[k] = np.asarray(of_class.T @ of_window)
+        shares[k] = np.asarray(of_class.T @ of_window) * model.early_share(moves[k])
     return shares
 
 

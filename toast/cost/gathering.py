@@ -325,6 +325,7 @@ def build(
         overwriting=_overwriting(program, names.use_op, grouped),
         update=_updates(program, names.use_op, names.use_index, grouped),
         lookup=_lookups(program, names.use_op, names.use_index, grouped),
+        computed=of_use_classes(_computed(program)[names.use_value].astype(np.float64)) > 0,
     )
     sizes = {
         Entity.VALUE_CLASS: len(values), Entity.USE_CLASS: len(uses),
@@ -428,6 +429,24 @@ def _lookups(program: Program, use_op: Ints, use_index: Ints, grouped: _Grouped)
     lookup = np.zeros(len(grouped.use_value), dtype=bool)
     lookup[grouped.of_use[looks & (use_index == 0)]] = True
     return lookup
+
+
+def _computed(program: Program) -> Bools:
+    """``[values]`` whether a value follows from a product, also in an earlier iteration."""
+    computed = np.zeros(len(program.values), dtype=bool)
+    ties = [
+        (program.ops[end].operands[0], program.ops[carry].results[0])
+        for end, carry in loop_ties(program)
+    ]
+    again = True
+    while again:
+        for kind, op in zip(program.kinds, program.ops, strict=True):
+            if kind in PRODUCTS or computed[[*op.operands]].any():
+                computed[[*op.results]] = True
+        carried = [value for end, value in ties if computed[end] and not computed[value]]
+        computed[carried] = True
+        again = bool(carried)
+    return computed
 
 
 def _summed_factors(rules: Sequence[SignatureRule], factors: int) -> Bools:

@@ -229,7 +229,8 @@ class Memo:
             if self._model.in_background(traffic):
                 windows = self._windows[entity, traffic.term.beside_op]
                 windows = windows[piece.members[entity].row]
-                own = piece.own(entity, seconds)[:, None] * windows
+                early = seconds * self._model.early_share(traffic)
+                own = piece.own(entity, early)[:, None] * windows
                 spent[:, 1:] += piece.total(entity, own[None])
         return spent
 

@@ -262,8 +262,9 @@ class CostModel:
             moved[:, traffic.kind] += (traffic.count * traffic.result).sum(axis=1)
             sent += traffic.sent.sum(axis=1)
             if self.in_background(traffic):
+                early = spent * self.early_share(traffic)
                 asked += self.tables.windows.asked(
-                    traffic.term.scope, spent, beside_op=traffic.term.beside_op
+                    traffic.term.scope, early, beside_op=traffic.term.beside_op
                 )
         hidden = self.hidden(parts[StepPart.PRODUCTS], seconds.sum(axis=1), asked)
         arguments = self.resident(layout)
@@ -374,6 +375,17 @@ class CostModel:
         """Whether products may run beside collectives."""
         kind = PERMUTE if traffic.in_loops else traffic.kind
         return COLLECTIVES[kind] in self.machine.background
+
+    def early_share(self, traffic: Traffic) -> Floats | float:
+        """``[X]`` the share of collectives that start early enough for products beside them.
+
+        Flags of the compiler make it start all of them early.
+        """
+        gather = COLLECTIVES[traffic.kind] == "all_gather" and not traffic.in_loops
+        if self.overlap != "partial" or traffic.term.scope is not Entity.USE_CLASS or not gather:
+            return 1.0
+        arguments, computed = self.hardware.early_gathers
+        return np.asarray(np.where(traffic.layout.tables.uses.computed, computed, arguments))
 
     def hidden(
         self,

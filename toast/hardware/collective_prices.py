@@ -245,10 +245,10 @@ class _Slices:
         for v5p).
         """
         inside = all(mask[n] for n in self._own) and not any(mask[n] for _, n in self._networks)
-        closed = self._hardware.interconnect.wraparound_from
+        cube = self._hardware.interconnect.sides_of_cubes
         return (
             self._hardware.platform == "tpu" and inside and len(self._sides) > 2
-            and all(side % closed == 0 for side in self._sides)
+            and all(side % cube == 0 for side in self._sides)
         )  # fmt: skip
 
     @property
@@ -303,11 +303,28 @@ def _algorithms(
     link = hardware.interconnect
     if link.topology == "torus":
         rings = layout.rings(mask)
-        return list(_on_torus(kind, rings, link)) if rings else [Algorithm("none", 0.0, 0.0)]
+        if not rings:
+            return [Algorithm("none", 0.0, 0.0)]
+        if link.all_to_all is not None:
+            return [_as_scheduled(kind, len(rings), link, link.all_to_all)]
+        return list(_on_torus(kind, rings, link))
     inside, outside = layout.nodes(mask)
     if inside * outside == 1:
         return [Algorithm("none", 0.0, 0.0)]
     return list(_on_switch(kind, inside, outside, hardware))
+
+
+def _as_scheduled(
+    kind: str, dimensions: int, link: Interconnect, all_to_all: tuple[float, float]
+) -> Algorithm:
+    """A collective as XLA's scheduler sees it, on a group that spans dimensions of the torus.
+
+    All bytes go over the two links of each, even if groups share these links.
+    """
+    rates = {"collective_permute": 1.0, "all_to_all": all_to_all[dimensions > 1]}
+    both = 2 if kind == "all_reduce" else 1
+    rate = link.bandwidth_bytes_per_s * rates.get(kind, 2 * dimensions / both)
+    return Algorithm("as scheduled", 0.0, 1 / rate)
 
 
 def _on_torus(kind: str, rings: Sequence[Ring], link: Interconnect) -> Iterator[Algorithm]:
@@ -331,10 +348,6 @@ def _on_torus(kind: str, rings: Sequence[Ring], link: Interconnect) -> Iterator[
     part = (n - 1) / n
     if kind == "collective_permute":
         yield Algorithm("to the neighbour", link.latency_s, 1 / min(r.bandwidth for r in rings))
-        return
-    if kind == "all_to_all" and link.all_to_all is not None:
-        rate = link.bandwidth_bytes_per_s * link.all_to_all[len(rings) > 1]
-        yield Algorithm("shortest paths", 0.0, 1 / rate)
         return
     if kind == "all_to_all":
         slope = max(

@@ -55,6 +55,13 @@ class Interconnect:
     #: Torus: the rate of all-to-alls over that of a link, on one dimension and on several; ``None``
     #: for what the links between two halves of a dimension allow.
     all_to_all: tuple[float, float] | None = None
+    #: 3D torus: the side of the cubes that it is built of, if it is not :attr:`wraparound_from`.
+    cube: int | None = None
+
+    @property
+    def sides_of_cubes(self) -> int:
+        """3D torus: the side of the cubes of chips that it is built of."""
+        return self.wraparound_from if self.cube is None else self.cube
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +171,9 @@ class Hardware:
     #: The collectives that the compiler runs in the background by default: they start early, and
     #: products run beside them.
     background: tuple[Asynchronous, ...] = ASYNCHRONOUS
+    #: The shares of all-gathers that the compiler starts so early that products run beside them: of
+    #: arguments, and of values that follow from products.
+    early_gathers: tuple[float, float] = (1.0, 1.0)
     #: The element type that float32 operands of products are rounded to before they are stored or
     #: sent; empty if they are not rounded.
     product_operands: str = ""
@@ -273,8 +283,9 @@ class Hardware:
         if self.interconnect.topology != "torus":
             return self
         links = dataclasses.replace(
-            self.interconnect, wraparound_from=1, latency_s=latency_s, all_to_all=all_to_all
-        )
+            self.interconnect, wraparound_from=1, latency_s=latency_s, all_to_all=all_to_all,
+            cube=self.interconnect.sides_of_cubes,
+        )  # fmt: skip
         return dataclasses.replace(self, interconnect=links)
 
     def peak(self, dtype: str) -> float:

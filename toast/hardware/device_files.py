@@ -38,6 +38,7 @@ ElementsPerS = Annotated[float, Meta(ge=1e6, le=1e15, title="elements/s, for exa
 Bytes = Annotated[float, Meta(ge=1e6, le=1e15, title="bytes, for example 16e9")]
 BytesPerS = Annotated[float, Meta(ge=1e6, le=1e15, title="bytes per second, for example 819e9")]
 Seconds = Annotated[float, Meta(ge=0, le=0.1, title="seconds, for example 1e-6")]
+Share = Annotated[float, Meta(ge=0, le=1, title="a share from 0 to 1")]
 Fraction = Annotated[float, Meta(ge=0.001, le=1, title="a fraction from 0.001 to 1")]
 
 
@@ -169,6 +170,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     transcendentals_per_s: FlopsPerS = math.inf
     gathers_ahead: Literal["operands", "all"] | None = None
     background: tuple[Asynchronous, ...] = ASYNCHRONOUS
+    early_gathers: tuple[Share, Share] = (1.0, 1.0)
     vector_products_per_s: FlopsPerS = math.inf
     vector_elements_per_s: FlopsPerS = math.inf
     transposed_elements_per_s: FlopsPerS = math.inf
@@ -346,6 +348,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         lanes=file.memory.lanes,
         gathers_ahead=file.gathers_ahead or "",
         background=tuple(sorted({*file.background})),
+        early_gathers=file.early_gathers,
         product_operands=file.product_operands or "",
         grouped_operands=file.grouped_operands or file.product_operands or "",
         recomputes_images=file.recomputes_images,
