@@ -452,6 +452,29 @@ def test_products_wait_for_all_gathers_except_on_v5e() -> None:
     }  # fmt: skip
 
 
+def test_xla_starts_few_gathers_early() -> None:
+    """Of weights more than of activations, unless flags make it start all of them."""
+
+    def apart(x: jax.Array, w: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return (x @ w[0]) @ w[1], x @ w[2]
+
+    analysis = toast.analyze(apart, f32(1024, 1024), [f32(1024, 1024)] * 3)
+    space = Space(analysis, Mesh.parse("a=4"), collapse=False)
+    drawn = random_legal(space, 60, np.random.default_rng(0))
+
+    def hidden(early: tuple[float, float], overlap: Any = "partial") -> Any:
+        hardware = dataclasses.replace(load("tpu-v5e"), early_gathers=early)
+        return CostModel(space, hardware, overlap=overlap).price(drawn).hidden_seconds
+
+    none, some, weights, every = map(hidden, ((0, 0), (0.5, 0.5), (1, 0), (1, 1)))
+    for fewer, more in ((none, some), (some, every), (none, weights), (weights, every)):
+        assert (fewer <= more).all()
+        assert (fewer < more).any()
+    assert np.array_equal(hidden((0, 0), "gathers"), hidden((1, 1), "gathers"))
+    shares = load("tpu-v5e").early_gathers
+    assert 1 > shares[0] > shares[1] > 0
+
+
 def test_flags_of_the_compiler_turn_off_loops_of_products() -> None:
     """One of those that run all collectives beside products, in recipes for TPU v6e."""
 

@@ -52,6 +52,50 @@ def test_kernels_take_as_long_as_memory_or_the_vector_unit(
     assert memory_seconds(function, dtype, free) == pytest.approx(by_memory, rel=2e-3)
 
 
+def test_an_optimizer_reads_its_arguments_in_one_kernel() -> None:
+    """A kernel that moves 22 bytes for each element waits for the memory, not for the unit."""
+    shapes = [jax.ShapeDtypeStruct((SIDE, SIDE), "bfloat16")] * 2
+    shapes += [jax.ShapeDtypeStruct((SIDE, SIDE), "float32")] * 2
+
+    def adam(weight: Any, gradient: Any, mean: Any, square: Any) -> Any:
+        gradient = gradient.astype(jnp.float32)
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.99 * square + 0.01 * gradient**2
+        new = weight.astype(jnp.float32) - 0.1 * mean / (jnp.sqrt(square) + 1e-8)
+        return new.astype(jnp.bfloat16), mean, square
+
+    analysis = toast.analyze(adam, *shapes, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("a=2"), min_dimensions=0)
+    terms = break_down(CostModel(space, V5E), space.initial).term_seconds
+    found = float(sum(terms[name].sum() for name in ("reads", "writes")))
+    assert found == pytest.approx(SIDE * SIDE * 22 / V5E.memory_bytes_per_s, rel=0.01)
+
+
+@pytest.mark.parametrize(("one_hot", "passes"), [(False, 1), (True, 2)])
+def test_each_reduction_of_a_loss_reads_the_logits_again(one_hot: bool, passes: int) -> None:
+    """The product's kernel has the maximum; then come the sum, and the logits of the labels."""
+
+    def loss(x: Any, weights: Any, labels: Any) -> Any:
+        logits = (x @ weights).astype(jnp.float32)
+        largest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+        total = jnp.log(jnp.exp(logits - largest).sum(-1, keepdims=True))
+        if not one_hot:
+            return jnp.sum(total + largest)
+        chosen = jax.nn.one_hot(labels, logits.shape[-1])
+        return -jnp.sum(chosen * (logits - largest - total), -1).mean()
+
+    rows, vocabulary = 2048, 8192
+    shapes = [
+        jax.ShapeDtypeStruct((rows, 512), "bfloat16"),
+        jax.ShapeDtypeStruct((512, vocabulary), "bfloat16"),
+        jax.ShapeDtypeStruct((rows,), "int32"),
+    ]
+    analysis = toast.analyze(loss, *shapes, platform="tpu", cache=False)
+    space = Space(analysis, Mesh.parse("a=2"), min_dimensions=0)
+    terms = break_down(CostModel(space, V5E), space.initial).term_seconds
+    once = rows * vocabulary / V5E.vector_elements_per_s
+    assert float(terms["reads"].sum()) == pytest.approx(passes * once, rel=0.15)
+
+
 def test_a_loop_that_keeps_several_values_of_a_kernel_computes_them_once() -> None:
     """Each value is written into an array of all iterations, by the kernel that computes it."""
 

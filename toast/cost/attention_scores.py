@@ -47,18 +47,22 @@ def headed_scores(
 
 
 def score_passes(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Floats:
-    """``[uses]`` how many kernels read the value of each use, if a product of vectors computes it.
+    """``[uses]`` how many kernels read the value of each use, if a product computes it.
 
-    It is 1 elsewhere.  Kernels of such products compute nothing else: a softmax reads the scores
-    for the maximum, for the sum, and for the result.  The last kernel writes as much as it reads,
-    and the price of its write contains both.
+    It is 1 elsewhere.  Kernels of products of vectors compute nothing else: a softmax reads the
+    scores for the maximum, for the sum, and for the result.  The last kernel writes as much as it
+    reads, and the price of its write contains both.  Kernels of other products compute the maximum
+    of a softmax, too; each reduction that needs the result of another one reads their result again,
+    such as the sum of exponentials, and then that of the probabilities of labels.
     """
-    scores = {
-        op.results[0] for number, op in enumerate(program.ops)
-        if live.kinds[number] == "dot_general" and of_vectors(program.signatures[op.signature])
-    }  # fmt: skip
+    computed, vectors = set[int](), set[int]()
+    for number, op in enumerate(program.ops):
+        if live.kinds[number] == "dot_general":
+            computed.update(op.results)
+            if of_vectors(program.signatures[op.signature]):
+                vectors.update(op.results)
     passes = np.ones(len(use_op))
-    read = [use for use, value in enumerate(use_value.tolist()) if value in scores]
+    read = [use for use, value in enumerate(use_value.tolist()) if value in computed]
     if not read:
         return passes
     users: list[list[int]] = [[] for _ in program.values]
@@ -76,8 +80,29 @@ def score_passes(program: Program, live: Liveness, use_op: Ints, use_value: Ints
             fused = (kernels[user] for value in results for user in users[value])
             kernels[number] = frozenset().union(*fused)
     for use in read:
-        passes[use] = max(len(kernels[use_op[use]]), 1)
+        reducing = kernels[use_op[use]]
+        if use_value[use] in vectors:
+            passes[use] = max(len(reducing), 1)
+        elif len(reducing) > _IN_PRODUCT + 1:
+            passes[use] = max(_levels(program, reducing) - _IN_PRODUCT, 1)
     return passes
+
+
+#: Reductions of a softmax that the kernel of the product computes: the maximum.
+_IN_PRODUCT = 1
+
+
+def _levels(program: Program, ops: Collection[int]) -> int:
+    """The longest chain of ``ops`` of which each needs the result of the one before."""
+    first = min(ops)
+    level: dict[int, int] = {}  # by op: those up to it
+    for number in range(first, max(ops) + 1):
+        before = max(
+            (level.get(program.makers[value], 0) for value in program.ops[number].operands),
+            default=0,
+        )
+        level[number] = before + (number in ops)
+    return max(level[number] for number in ops)
 
 
 def _heads(signature: Signature, lanes: int) -> int | None:

@@ -15,6 +15,9 @@ from toast.cost.liveness import Liveness
 from toast.cost.shared_kernels import UPDATING
 from toast.program import Program
 
+#: Ops that no kernel computes.
+_SOURCES = frozenset({"argument", "carry"})
+
 #: Ops whose kernels take as long as their bytes: they look up rows.
 _LOOKING_UP = frozenset({"gather", "scatter"})
 
@@ -48,7 +51,8 @@ def stretched(
     maker = np.array(program.makers, dtype=np.int64)
     kinds = program.kinds
     updating = np.array([kind == UPDATING for kind in kinds])
-    of_use, of_value = live.kernel[use_op], live.kernel[maker]
+    kernel = _kernels(program, live, use_op, use_value)
+    of_use, of_value = kernel[use_op], kernel[maker]
     # An update is written into its buffer by the kernel that computes it.
     of_use = np.where(updating[use_op], of_value[use_value], of_use)
     moved, largest = np.zeros((2, 2 * len(program.ops)))
@@ -64,3 +68,24 @@ def stretched(
         reads * longer[of_use], writes * longer[of_value],
         np.minimum(idle / np.maximum(size, 1.0), 1.0),
     )  # fmt: skip
+
+
+def _kernels(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Ints:
+    """``[ops]`` the kernel that computes each op.
+
+    What follows from arguments alone could be computed early, but is not unless it is stored: the
+    kernel that needs it computes it, such as the update of an optimizer.
+    """
+    kernel = live.kernel.copy()
+    sources = np.array([kind in _SOURCES for kind in program.kinds], dtype=bool)
+    users: list[int] = [-1] * len(program.values)
+    for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
+        users[value] = op if users[value] < 0 else min(users[value], op)
+    for number in range(len(program.ops) - 1, -1, -1):
+        results = program.ops[number].results
+        before = int(kernel[number])
+        if before >= len(sources) or not sources[before] or sources[number] or not results:
+            continue
+        if not live.exists[[*results]].any() and (user := users[results[0]]) >= 0:
+            kernel[number] = kernel[user]
+    return kernel
