@@ -22,6 +22,9 @@ _PARTIAL_BYTES = 8
 #: second on, it is not.
 _ROOM = (0.25, 0.75)
 
+#: The same for an array that each kernel of a loop reads: one of 98 of 128 MiB was there.
+_ROOM_OFTEN = (0.75, 1.0)
+
 #: Time of a result that stays in the fast memory, over that of one that is moved.
 _STORED_FAST = 0.25
 
@@ -116,15 +119,16 @@ class ProductPrices:
         """Seconds that products take to move their operands and results."""
         return moved_bytes / self._memory_rate(memory_bytes_per_s)
 
-    def moved_bytes(self, size: Floats) -> Floats:
+    def moved_bytes(self, size: Floats, *, often: bool = False) -> Floats:
         """Bytes that products move of operands or results of ``size`` bytes each: ``[...]``.
 
         The compiler keeps small arrays in fast memory between kernels, and brings those that are
-        not there beside earlier kernels.  The larger an array, the less often there is room.
+        not there beside earlier kernels.  The larger an array, the less often there is room; those
+        that kernels read ``often`` come first.
         """
         if not self.fast_bytes:
             return size
-        least, most = (share * self.fast_bytes for share in _ROOM)
+        least, most = (share * self.fast_bytes for share in (_ROOM_OFTEN if often else _ROOM))
         return np.asarray(size * np.clip((size - least) / (most - least), 0.0, 1.0))
 
     def moved_results(self, results: Floats, away: Floats) -> Floats:

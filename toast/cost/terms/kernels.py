@@ -373,17 +373,21 @@ class PartedProducts(Term):
         side = t.values.product_side[value, layout.settled[state, value, axis]]
         kernels = np.ceil(parts[state, value] / 2)
         once = self._kernel(hardware, size, at_peak, away, own.sum(axis=1) + result)
+        # An operand that products round is rounded before the loop, not by its kernels.
+        rounds = np.array([d == "f32" and bool(hardware.product_operands) for d in t.dtypes])
+        rounded = rounds[t.ops.dtype[op_class]]
         divided = np.where(np.arange(4) == side[:, None], kernels[:, None], 1.0)
-        moved = (own / divided[:, :2]).sum(axis=1) + result / kernels
+        again = operands * np.where(rounded, ROUNDED, 1.0)[:, None]
+        again = hardware.products.moved_bytes(again, often=True)
+        again = np.where(divided[:, :2] > 1, own, again)
+        moved = (again / divided[:, :2]).sum(axis=1) + result / kernels
         part = np.maximum(size / divided, 1.0)
         each = self._kernel(hardware, part, at_peak / kernels, away, moved)
         longer = kernels * (each + hardware.product_latency_s) - once - hardware.product_latency_s
         adding = parts[state, value] * hardware.kernel_latency_s
         adding += ADDED * whole / hardware.memory_bytes_per_s
-        # An operand that products round is rounded before the loop, not by its kernels.
-        rounds = np.array([d == "f32" and bool(hardware.product_operands) for d in t.dtypes])
         read = np.where(side[:, None] == np.array([1, 0]), operands, 0.0).sum(axis=1)
-        rounding = rounds[t.ops.dtype[op_class]] * read * (1 + ROUNDED)
+        rounding = rounded * read * (1 + ROUNDED)
         adding += rounding / (hardware.memory_bytes_per_s * hardware.single_op_share)
         adding += parts[state, value] * self._copying(layout, state, value)
         seconds = np.zeros(layout.scattered.shape)
