@@ -64,7 +64,8 @@ class EarlyCopies(Term):
     """Gathered parameters that wait for the op that needs them.
 
     XLA starts the gathers of parameters early enough to hide them.  If a gather takes longer than
-    the product that needs it, it starts with the program.
+    the product that needs it, it starts with the program.  It starts a share of them early
+    (:attr:`toast.hardware.Hardware.early_gathers`), so that this share of their bytes waits.
     """
 
     name, scope, label = "early copies", Entity.USE_CLASS, "copy"
@@ -75,7 +76,7 @@ class EarlyCopies(Term):
         return Lifetimes(early.entity, np.zeros_like(early.start), early.start, early.value)
 
     def bytes(self, layout: Layout) -> Floats:
-        return layout.copies * layout.early
+        return layout.copies * layout.early * layout.machine.hardware.early_gathers[0]
 
 
 #: Memory accesses of a copy: a read and a write.
