@@ -32,7 +32,7 @@ ENTRY %main (a: f32[8,8]) -> f32[8,8] {
   %while.1 = (s32[], f32[8,8]) while(%t), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"10"}}
   ROOT %get-tuple-element.1 = f32[8,8]{1,0} get-tuple-element(%while.1), index=1
 }
-"""  # noqa: E501
+"""
 
 
 def test_kernels_run_as_often_as_their_loops() -> None:
