@@ -60,7 +60,7 @@ class Kernel:
 
 
 def kernels(module: Module, clock_hz: float) -> Iterator[Kernel]:
-    """The kernels of a scheduled program that take time, in execution order."""
+    """The kernels of a scheduled program that take time; those of all branches of conditionals."""
     todo = [(module.entry, 1)]
     while todo:
         computation, runs = todo.pop()
@@ -132,7 +132,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         text = options.text or options.keep or pathlib.Path(folder) / "scheduled.txt"
         if not options.text:
-            judge(program, shardings_of(model, state), model.hardware, full=True, keep=text)
+            shardings = shardings_of(model, state)
+            verdict = judge(program, shardings, model.hardware, full=True, keep=text)
+            if verdict.out_of_memory:
+                parser.error(
+                    f"{options.plan} of seed {options.seed} does not fit: nothing to examine"
+                )
         scheduled = [*kernels(Module.parse(text.read_text()), CLOCK_HZ[stranger.hardware])]
     places: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
     alike: dict[tuple[str, ...], list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])

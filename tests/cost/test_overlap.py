@@ -21,6 +21,7 @@ from toast.cost.accumulated_sums import sum_runs
 from toast.cost.entities import Entity
 from toast.cost.overlap import independent_products, windows
 from toast.cost.reshard_runs import reshard_runs
+from toast.cost.terms.buffers import EarlyCopies
 from toast.cost.terms.kernels import ProductWork
 from toast.errors import SearchError
 from toast.evaluation.optimum import random_legal, with_ties
@@ -473,6 +474,26 @@ def test_xla_starts_few_gathers_early() -> None:
     assert np.array_equal(hidden((0, 0), "gathers"), hidden((1, 1), "gathers"))
     shares = load("tpu-v5e").early_gathers
     assert 1 > shares[0] > shares[1] > 0
+
+
+def test_gathers_that_start_early_wait_in_memory() -> None:
+    """A share of them without flags of the compiler, and all with such flags."""
+    mesh, weights = Mesh.parse("a=16"), [f32(1024, 8192), f32(8192, 1024)] * 2
+
+    def decode(x: jax.Array, w: list[jax.Array]) -> jax.Array:
+        return functools.reduce(jnp.matmul, w, x)
+
+    space = Space(toast.analyze(decode, f32(16, 1024), weights), mesh, collapse=False)
+    state = space.initial
+    for name in ("x", "w[0]", "w[1]", "w[2]", "w[3]"):
+        state = space.apply(state, action(space, name, 0, "a"))
+    copies = []
+    for overlap in ("partial", "gathers"):
+        model = CostModel(space, load("tpu-v5e"), overlap=overlap)  # type: ignore[arg-type]
+        layout = model.layout(state[None])
+        copies.append(float(EarlyCopies().bytes(layout).sum()))
+    assert copies[0] == pytest.approx(load("tpu-v5e").early_gathers[0] * copies[1])
+    assert copies[1] > 0
 
 
 def test_flags_of_the_compiler_turn_off_loops_of_products() -> None:

@@ -178,3 +178,28 @@ def test_a_stack_is_read_as_its_loop_needs_it() -> None:
 
     by_steps = space.apply(space.initial, action(space, "decay", 1, "a"))
     assert spent(by_steps) == spent(space.unsharded) > 0
+
+
+def test_a_kernel_of_v6e_reads_one_array_alone() -> None:
+    """Pairs of arrays share a kernel; one of three has its own."""
+
+    def of(arrays: int) -> Any:
+        def function(*arguments: Any) -> Any:
+            moved = [jnp.swapaxes(jax.nn.sigmoid(x), 0, 1) for x in arguments[:arrays]]
+            step = lambda before, now: (before + sum(now), before)  # noqa: E731
+            return jax.lax.scan(step, jnp.zeros_like(moved[0][0]), tuple(moved))[0]
+
+        shape = jax.ShapeDtypeStruct((16, 128, 256), "float32")
+        analysis = toast.analyze(function, *[shape] * arrays, platform="tpu", cache=False)
+        program, names = analysis.program, analysis.names
+        none = np.zeros(len(program.ops), dtype=bool)
+        return step_rows(program, names.use_op, names.use_index, none, 128).pairs.sum() / 128
+
+    assert [of(arrays) for arrays in (1, 2, 3, 4)] == pytest.approx([1, 1, 2, 2])
+
+
+def test_lanes_are_no_faster_than_rows() -> None:
+    """In a file that has the rate of rows alone, lanes have it, too."""
+    for name in ("tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e"):
+        hardware = load(name)
+        assert hardware.lane_elements_per_s < hardware.row_elements_per_s < np.inf

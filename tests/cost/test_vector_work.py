@@ -70,8 +70,11 @@ def test_an_optimizer_reads_its_arguments_in_one_kernel() -> None:
     assert found == pytest.approx(SIDE * SIDE * 22 / V5E.memory_bytes_per_s, rel=0.01)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("one_hot", "passes"), [(False, 1), (True, 2)])
-def test_each_reduction_of_a_loss_reads_the_logits_again(one_hot: bool, passes: int) -> None:
+def test_each_reduction_of_a_loss_reads_the_logits_again(
+    one_hot: bool, passes: int, dtype: str
+) -> None:
     """The product's kernel has the maximum; then come the sum, and the logits of the labels."""
 
     def loss(x: Any, weights: Any, labels: Any) -> Any:
@@ -85,8 +88,8 @@ def test_each_reduction_of_a_loss_reads_the_logits_again(one_hot: bool, passes: 
 
     rows, vocabulary = 2048, 8192
     shapes = [
-        jax.ShapeDtypeStruct((rows, 512), "bfloat16"),
-        jax.ShapeDtypeStruct((512, vocabulary), "bfloat16"),
+        jax.ShapeDtypeStruct((rows, 512), dtype),
+        jax.ShapeDtypeStruct((512, vocabulary), dtype),
         jax.ShapeDtypeStruct((rows,), "int32"),
     ]
     analysis = toast.analyze(loss, *shapes, platform="tpu", cache=False)

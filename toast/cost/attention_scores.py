@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from toast.cost.entities import Floats, Ints
+from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.kernel_kinds import of_vectors
 from toast.cost.liveness import BARRIERS, Liveness, dimensions_in
 from toast.program import Program, Signature
@@ -46,14 +47,21 @@ def headed_scores(
     return found
 
 
-def score_passes(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Floats:
+#: Reductions of a softmax that the kernel of the product computes: the maximum.
+_IN_PRODUCT = 1
+
+
+def score_passes(
+    program: Program, live: Liveness, use_op: Ints, use_value: Ints, read: Bools
+) -> Floats:
     """``[uses]`` how many kernels read the value of each use, if a product computes it.
 
     It is 1 elsewhere.  Kernels of products of vectors compute nothing else: a softmax reads the
     scores for the maximum, for the sum, and for the result.  The last kernel writes as much as it
     reads, and the price of its write contains both.  Kernels of other products compute the maximum
-    of a softmax, too; each reduction that needs the result of another one reads their result again,
-    such as the sum of exponentials, and then that of the probabilities of labels.
+    of a softmax, too; each reduction of the same pass that needs the result of another one reads
+    their result again, such as the sum of exponentials, and then that of the logarithms of labels'
+    probabilities.  These count at the first use that a kernel ``read`` (``[uses]``).
     """
     computed, vectors = set[int](), set[int]()
     for number, op in enumerate(program.ops):
@@ -62,8 +70,11 @@ def score_passes(program: Program, live: Liveness, use_op: Ints, use_value: Ints
             if of_vectors(program.signatures[op.signature]):
                 vectors.update(op.results)
     passes = np.ones(len(use_op))
-    read = [use for use, value in enumerate(use_value.tolist()) if value in computed]
-    if not read:
+    uses: dict[int, list[int]] = defaultdict(list)
+    for use, value in enumerate(use_value.tolist()):
+        if value in computed:
+            uses[value].append(use)
+    if not uses:
         return passes
     users: list[list[int]] = [[] for _ in program.values]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
@@ -79,24 +90,24 @@ def score_passes(program: Program, live: Liveness, use_op: Ints, use_value: Ints
         else:
             fused = (kernels[user] for value in results for user in users[value])
             kernels[number] = frozenset().union(*fused)
-    for use in read:
-        reducing = kernels[use_op[use]]
-        if use_value[use] in vectors:
-            passes[use] = max(len(reducing), 1)
-        elif len(reducing) > _IN_PRODUCT + 1:
-            passes[use] = max(_levels(program, reducing) - _IN_PRODUCT, 1)
+    for value, at in uses.items():
+        if value in vectors:
+            for use in at:
+                passes[use] = max(len(kernels[use_op[use]]), 1)
+            continue
+        reducing = frozenset[int]().union(*(kernels[use_op[use]] for use in at))
+        counted = [use for use in at if read[use]]
+        if counted and len(reducing) > _IN_PRODUCT + 1:
+            alike = program.passes[min(reducing)]
+            chained = [op for op in reducing if program.passes[op] == alike]
+            passes[counted[0]] = max(_levels(program, chained) - _IN_PRODUCT, 1)
     return passes
-
-
-#: Reductions of a softmax that the kernel of the product computes: the maximum.
-_IN_PRODUCT = 1
 
 
 def _levels(program: Program, ops: Collection[int]) -> int:
     """The longest chain of ``ops`` of which each needs the result of the one before."""
-    first = min(ops)
     level: dict[int, int] = {}  # by op: those up to it
-    for number in range(first, max(ops) + 1):
+    for number in range(min(ops), max(ops) + 1):
         before = max(
             (level.get(program.makers[value], 0) for value in program.ops[number].operands),
             default=0,

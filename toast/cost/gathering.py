@@ -45,7 +45,7 @@ from toast.cost.product_reads import (
     repeated,
     rounded_arguments,
 )
-from toast.cost.program_loops import loop_ties, loops_around, loops_of
+from toast.cost.program_loops import LoopOps, loop_ties, loops_around, loops_of
 from toast.cost.reshard_runs import reshard_runs
 from toast.cost.rounding import (
     carries_rounded,
@@ -205,13 +205,14 @@ def build(
         vector_bytes, relayout_bytes,
     )  # fmt: skip
     if lanes > 1:
-        accesses[0] *= score_passes(program, live, names.use_op, names.use_value)
-    written = update_kernels(program, live)
+        read = accesses[0] > 0
+        accesses[0] *= score_passes(program, live, names.use_op, names.use_value, read)
+    written = update_kernels(program, live, lanes)
     rows = step_rows(program, names.use_op, names.use_index, written.by_product, lanes)
     op_runs = np.array(program.repeats, dtype=np.float64)
-    carried = _carried_sums(program, live, names.use_op, names.use_value)
-    added_reads = accesses[0] * carried * op_runs[names.use_op]
-    accesses[0][carried] = 0.0
+    room = _carried_sums(program, live, names.use_op, names.use_value)
+    added_reads = accesses[0] * (room > 0) * op_runs[names.use_op]
+    accesses[0][room > 0] = 0.0
     # Products read arguments that they round, or kernels before them do.
     rounded: dict[int, RoundedArgument] = {}
     if lanes > 1:
@@ -294,6 +295,12 @@ def build(
         """``[U]`` sums over the uses of each class."""
         return np.bincount(grouped.of_use, of_use, len(grouped.use_value)).astype(np.float64)
 
+    def most_of_use_classes(of_use: Floats) -> Floats:
+        """``[U]`` the largest of the uses of each class."""
+        most = np.zeros(len(grouped.use_value))
+        np.maximum.at(most, grouped.of_use, of_use)
+        return most
+
     uses = UseClasses(
         value=grouped.use_value,
         slot=grouped.use_slot,
@@ -302,8 +309,10 @@ def build(
         runs=of_use_classes(op_runs[names.use_op]),
         reads=grouped.use_reads,
         added_reads=of_use_classes(added_reads),
+        added_room=most_of_use_classes(room),
         row_moves=of_use_classes(rows.moves),
         row_kernels=of_use_classes(rows.kernels),
+        row_pairs=of_use_classes(rows.pairs),
         free=open_windows.free(Entity.USE_CLASS),
         share=np.minimum(
             _rounded(
@@ -689,20 +698,28 @@ def _kernels(
     return np.asarray(counts, dtype=np.float64)
 
 
-def _carried_sums(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Bools:
+def _carried_sums(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Floats:
     """``[uses]`` sums that a loop carries, and to which a product of its body adds its result.
 
     The kernel of the product does it, such as that of the gradient of a weight in each step of a
-    recurrence.  Small sums stay in fast memory.
+    recurrence.  They stay in fast memory if there is room for all of a loop: these are the bytes of
+    all of them over those of the use's own.  It is 0 for other uses.
     """
-    sums = np.zeros(len(use_op), dtype=bool)
+    sums: dict[LoopOps | None, list[int]] = defaultdict(list)
     begin = {program.ops[end].operands[0]: carry for end, carry in loop_ties(program)}
+    loops = loops_around(program) if begin else []
     for use, (op, value) in enumerate(zip(use_op.tolist(), use_value.tolist(), strict=True)):
         if program.kinds[op] == "add":
             (result,) = program.ops[op].results
             carry = begin.get(result, -1)
-            sums[use] = carry == program.makers[value] and live.fused_product[result] >= 0
-    return sums
+            if carry == program.makers[value] and live.fused_product[result] >= 0:
+                sums[loops[op]].append(use)
+    room = np.zeros(len(use_op))
+    size = np.array(program.value_bytes, dtype=np.float64)
+    for uses in sums.values():
+        own = size[use_value[uses]]
+        room[uses] = own.sum() / np.maximum(own, 1.0)
+    return room
 
 
 def _sum_kernels(
@@ -1220,12 +1237,12 @@ def _products(
 
 
 def _keeps(program: Program, op: int, operand: int) -> bool:
-    """Whether an op is in a loop around which its operand was computed.
+    """Whether an op is in a loop before which its operand was computed.
 
-    XLA rounds it and moves it before the loop, too.
+    XLA rounds and transposes such operands before the loop, too.
     """
     maker = program.makers[program.ops[op].operands[operand]]
-    while program.kinds[maker] in MOVING | {"convert"}:
+    while program.kinds[maker] in MOVING:
         maker = program.makers[program.ops[maker].operands[0]]
     return program.kinds[maker] != "carry" and program.repeats[maker] < program.repeats[op]
 

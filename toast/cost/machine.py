@@ -46,6 +46,8 @@ class Machine:
     parts_products: bool = True  # XLA for TPUs makes loops of products whose sums are scattered
     #: The part of the memory beside arguments that has results: they are not in fast memory.
     part_of_results: float = 0.0
+    #: :attr:`toast.hardware.Hardware.early_gathers`, or all if flags make the compiler start them.
+    early_gathers: tuple[float, float] = (1.0, 1.0)
 
     @functools.cached_property
     def devices(self) -> Floats:

@@ -142,6 +142,7 @@ class CostModel:
         self.machine = Machine(
             hardware, collectives, estimated, sizes, frozenset(background),
             parts_products=overlap in ("none", "partial"),
+            early_gathers=hardware.early_gathers if overlap == "partial" else (1.0, 1.0),
         )  # fmt: skip
         #: Without overlap, loops have no use; with all of it, gathers take no time either.
         self.loops = local and overlap not in ("none", "full")
@@ -379,12 +380,13 @@ class CostModel:
     def early_share(self, traffic: Traffic) -> Floats | float:
         """``[X]`` the share of collectives that start early enough for products beside them.
 
-        Flags of the compiler make it start all of them early.
+        Flags of the compiler make it start all gathers early.  Those that a program states itself,
+        of value classes, count as early, too.
         """
         gather = COLLECTIVES[traffic.kind] == "all_gather" and not traffic.in_loops
-        if self.overlap != "partial" or traffic.term.scope is not Entity.USE_CLASS or not gather:
+        if traffic.term.scope is not Entity.USE_CLASS or not gather:
             return 1.0
-        arguments, computed = self.hardware.early_gathers
+        arguments, computed = self.machine.early_gathers
         return np.asarray(np.where(traffic.layout.tables.uses.computed, computed, arguments))
 
     def hidden(

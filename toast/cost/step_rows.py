@@ -8,6 +8,8 @@ then a step is a row as it is, which other kernels read and write in its place.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
@@ -36,8 +38,10 @@ class MovedRows(NamedTuple):
     #: ``[uses]`` how often they move all of the use's value: the stack of a slice, of which a
     #: kernel reads a part, or one step that an update writes.
     moves: Floats
-    #: ``[uses]`` their number.
+    #: ``[uses]`` their number, if each reads one array.
     kernels: Floats
+    #: ``[uses]`` their number, if each reads two arrays of a loop where it can.
+    pairs: Floats
     #: ``[ops]`` whether an op is such an update.
     updates: Bools
 
@@ -50,23 +54,27 @@ def step_rows(
     Only loops that read rows write them: stacks of others, as of gradients, are of other layouts.
     So are those of updates that are computed ``by_product`` (``[ops]``), by kernels of products.
     """
-    moves, kernels = np.zeros((2, len(program.ops)))
+    moves, kernels, pairs = np.zeros((3, len(program.ops)))
     updates = np.zeros(len(program.ops), dtype=bool)
     loops = loops_of(program) if lanes > 1 else []
     slices = _read_in_loops(program, loops)
+    of_loop = Counter(slices.values())
     for number in slices:
         (step,), stack = program.ops[number].results, program.ops[number].operands[0]
         share = program.elements[step] / max(program.elements[stack], 1)
         kernels[number] = program.repeats[number]
         moves[number] = share * kernels[number]
+        alike = of_loop[slices[number]]
+        pairs[number] = kernels[number] * math.ceil(alike / 2) / alike
     by_rows = {*slices.values()}
     for number in _updated(program) if by_rows else ():
         if _loop_around(number, loops) in by_rows and not by_product[number]:
-            kernels[number] = moves[number] = program.repeats[number]
+            kernels[number] = pairs[number] = moves[number] = program.repeats[number]
             updates[number] = True
     # A slice has the stack as its first operand; an update has the step as its second one.
     here = use_index == updates[use_op]
-    return MovedRows(moves[use_op] * here, kernels[use_op] * here, updates)
+    moved, alone, paired = (each[use_op] * here for each in (moves, kernels, pairs))
+    return MovedRows(moved, alone, paired, updates)
 
 
 def _read_in_loops(program: Program, loops: Sequence[LoopOps]) -> dict[int, LoopOps]:

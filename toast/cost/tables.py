@@ -209,8 +209,10 @@ class UseClasses(EntityTable):
     runs: Floats  # runs in a step of the ops that use it
     reads: Floats  # by memory-bound kernels in a step, and writes of updates into buffers
     added_reads: Floats  # by products in loops, which add to it, in a step
+    added_room: Floats  # bytes of all such sums of the loop, over those of this one
     row_moves: Floats  # by loops that move all its rows, one after the other, in a step
-    row_kernels: Floats  # kernels of a step that do it
+    row_kernels: Floats  # kernels of a step that do it, one for each array
+    row_pairs: Floats  # the same, one for two arrays
     free: Floats  # share of products that may run beside a reshard
     share: Floats  # bytes of an element at the use over those of the value's element
     looped: Bools  # [U, R] dimensions of which a product may use one shard after the other

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from toast.cost.entities import Bools, Ints
-from toast.cost.liveness import Liveness
+from toast.cost.liveness import BARRIERS, Liveness
 from toast.cost.shared_kernels import UPDATING
 from toast.program import Program
 from toast.space import PRODUCTS
@@ -15,8 +15,8 @@ from toast.space import PRODUCTS
 #: Ops between an update and the kernel that computes it.
 _RESHAPING = frozenset({"reshape", "broadcast_in_dim", "sdy_sharding_constraint"})
 
-#: Ops whose results no kernel computes.
-_NO_KERNELS = frozenset({"argument", "carry", "yield", UPDATING})
+#: Ops that no kernel computes, or one that writes no updates.
+_APART = BARRIERS | {"argument", UPDATING}
 
 
 class UpdateKernels(NamedTuple):
@@ -28,14 +28,14 @@ class UpdateKernels(NamedTuple):
     by_product: Bools
 
 
-def update_kernels(program: Program, live: Liveness) -> UpdateKernels:
-    """The kernels that write updates.
+def update_kernels(program: Program, live: Liveness, lanes: int) -> UpdateKernels:
+    """The kernels that write updates, on devices with tiles of several ``lanes``.
 
     The kernel that computes an update writes it into its buffer, if both are in the same loop.
     Another update, such as a value that the loop carries, needs a kernel of its own.
     """
     kernel, by_product = live.kernel.copy(), np.zeros(len(program.ops), dtype=bool)
-    for number, kind in enumerate(live.kinds):
+    for number, kind in enumerate(live.kinds if lanes > 1 else ()):
         if kind != UPDATING:
             continue
         value = program.ops[number].operands[1]
@@ -45,7 +45,7 @@ def update_kernels(program: Program, live: Liveness) -> UpdateKernels:
         if program.repeats[maker] == program.repeats[number]:
             if live.kinds[maker] in PRODUCTS or live.fused_product[value] >= 0:
                 by_product[number] = True
-            elif live.kinds[maker] not in _NO_KERNELS:
+            elif live.kinds[maker] not in _APART:
                 kernel[number] = live.kernel[maker]
     return UpdateKernels(kernel, by_product)
 

@@ -15,9 +15,6 @@ from toast.cost.liveness import Liveness
 from toast.cost.shared_kernels import UPDATING
 from toast.program import Program
 
-#: Ops that no kernel computes.
-_SOURCES = frozenset({"argument", "carry"})
-
 #: Ops whose kernels take as long as their bytes: they look up rows.
 _LOOKING_UP = frozenset({"gather", "scatter"})
 
@@ -77,14 +74,13 @@ def _kernels(program: Program, live: Liveness, use_op: Ints, use_value: Ints) ->
     kernel that needs it computes it, such as the update of an optimizer.
     """
     kernel = live.kernel.copy()
-    sources = np.array([kind in _SOURCES for kind in program.kinds], dtype=bool)
+    count = len(program.arguments)
     users: list[int] = [-1] * len(program.values)
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
         users[value] = op if users[value] < 0 else min(users[value], op)
     for number in range(len(program.ops) - 1, -1, -1):
         results = program.ops[number].results
-        before = int(kernel[number])
-        if before >= len(sources) or not sources[before] or sources[number] or not results:
+        if number < count or kernel[number] >= count or not results:
             continue
         if not live.exists[[*results]].any() and (user := users[results[0]]) >= 0:
             kernel[number] = kernel[user]

@@ -241,8 +241,7 @@ class _Slices:
     def gathers_by_sums(self, mask: tuple[bool, ...]) -> bool:
         """Whether a gather over the axes in ``mask`` is a sum of shards with zeros around them.
 
-        XLA for TPUs has no other over all devices of a closed slice with three dimensions (compiled
-        for v5p).
+        XLA for TPUs has no other over all devices of a slice of whole cubes (compiled for v5p).
         """
         inside = all(mask[n] for n in self._own) and not any(mask[n] for _, n in self._networks)
         cube = self._hardware.interconnect.sides_of_cubes

@@ -196,8 +196,8 @@ class Hardware:
     #: sequences, and of those that read one lane of each tile.
     row_elements_per_s: float = math.inf
     lane_elements_per_s: float = math.inf
-    #: Arrays of which one kernel reads the next row.
-    rows_at_once: int = 1
+    #: Whether one kernel reads the next rows of two arrays.
+    rows_in_pairs: bool = False
     #: Fraction of the peak that kernels of attention reach: products with exponentials between.
     #: ``None`` for that of other products.
     attention_efficiency: float | None = None

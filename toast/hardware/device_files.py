@@ -175,8 +175,8 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     vector_elements_per_s: FlopsPerS = math.inf
     transposed_elements_per_s: FlopsPerS = math.inf
     row_elements_per_s: ElementsPerS = math.inf
-    lane_elements_per_s: ElementsPerS = math.inf
-    rows_at_once: Count = 1
+    lane_elements_per_s: ElementsPerS | None = None
+    rows_in_pairs: bool = False
     product_latency_s: Seconds = 0.0
     kernel_latency_s: Seconds = 0.0
     flops_per_s: dict[str, FlopsPerS]
@@ -357,8 +357,8 @@ def _hardware(file: DeviceFile) -> Hardware:
         vector_elements_per_s=file.vector_elements_per_s,
         transposed_elements_per_s=file.transposed_elements_per_s,
         row_elements_per_s=file.row_elements_per_s,
-        lane_elements_per_s=file.lane_elements_per_s,
-        rows_at_once=file.rows_at_once,
+        lane_elements_per_s=file.lane_elements_per_s or file.row_elements_per_s,
+        rows_in_pairs=file.rows_in_pairs,
         max_devices=file.max_devices,
         platform=file.platform or "",
         device_kind=file.device_kind or "",
@@ -487,7 +487,7 @@ def _faults(file: DeviceFile) -> Iterator[_Fault]:
         yield _Fault("flops_per_s", best, reason, "check the units of both")
     for key in (
         "transcendentals_per_s", "vector_products_per_s", "vector_elements_per_s",
-        "transposed_elements_per_s", "row_elements_per_s", "lane_elements_per_s",
+        "transposed_elements_per_s", "row_elements_per_s",
     ):  # fmt: skip
         if flops[best] < getattr(file, key) < math.inf:
             reason = f"{key} exceeds the peak of matrix products"

@@ -76,7 +76,7 @@ class EarlyCopies(Term):
         return Lifetimes(early.entity, np.zeros_like(early.start), early.start, early.value)
 
     def bytes(self, layout: Layout) -> Floats:
-        return layout.copies * layout.early * layout.machine.hardware.early_gathers[0]
+        return layout.copies * layout.early * layout.machine.early_gathers[0]
 
 
 #: Memory accesses of a copy: a read and a write.

@@ -58,9 +58,9 @@ _KEPT = (0.1, 0.4)
 _FETCHED = 0.18
 
 
-#: A product that moves a smaller share of its operands and results finds them in fast memory.  Then
-#: it takes a part of its latency.
-_MOVED, _WAITING = 0.1, 0.1
+#: The part of its latency that is left of a product all of whose operands and results are in fast
+#: memory.
+_WAITING = 0.1
 
 
 class ProductWork(LocalTerm):
@@ -140,10 +140,11 @@ class ProductWork(LocalTerm):
         latency = hardware.product_latency_s * count
         if math.isfinite(hardware.products.weights_per_s):
             whole = np.add.reduceat(tensors, first, axis=1) * count
-            inside = t.products.keeps & on_unit & (moved < _MOVED * whole)
+            kept = t.products.keeps & on_unit
             loading = hardware.products.loading_seconds(size) * count
-            seconds = np.where(inside, np.maximum(seconds, loading), seconds)
-            latency = np.where(inside, _WAITING * latency, latency)
+            seconds = np.where(kept, np.maximum(seconds, loading), seconds)
+            share = np.minimum(moved / np.maximum(whole, 1.0), 0.0 if alike is None else 1.0)
+            latency = np.where(kept, (_WAITING + (1 - _WAITING) * share) * latency, latency)
         return np.asarray(seconds + latency)
 
     @staticmethod
@@ -568,7 +569,9 @@ class Reads(LocalTerm):
         if hardware.products.fast_bytes:
             share = np.where(t.uses.update, max(1.0, 1 / hardware.products.memory_share), share)
         rate = hardware.memory_bytes_per_s
-        added = hardware.products.moved_bytes(layout.read_bytes) * (t.uses.added_reads / rate)
+        together = layout.read_bytes * t.uses.added_room
+        added = hardware.products.moved_bytes(together) / np.maximum(t.uses.added_room, 1.0)
+        added = added * (t.uses.added_reads / rate)
         return np.asarray(layout.read_bytes * share * (t.uses.reads / rate) + added)
 
 
@@ -614,7 +617,7 @@ class StepRows(LocalTerm):
 
         def local(dim: int) -> Floats:
             """``[S, rows]`` elements of a device along a dimension of ``[steps, batch, width]``."""
-            return np.asarray(sizes[:, dim] / layout.devices[axes_of(used == dim)])
+            return np.maximum(sizes[:, dim] / layout.devices[axes_of(used == dim)], 1.0)
 
         lanes, width, steps = hardware.lanes, local(2), local(0)
         in_lanes = np.ceil(width / lanes) / width > np.ceil(steps / lanes) / steps
@@ -625,7 +628,7 @@ class StepRows(LocalTerm):
             WRITTEN * hardware.row_elements_per_s,
             np.where(in_lanes, hardware.lane_elements_per_s, hardware.row_elements_per_s),
         )
-        kernels = uses.row_kernels[rows] / np.where(written, 1, hardware.rows_at_once)
+        kernels = (uses.row_pairs if hardware.rows_in_pairs else uses.row_kernels)[rows]
         spent = elements * uses.row_moves[rows] / rate + kernels * hardware.kernel_latency_s
         several = np.ceil(local(1)) > 1
         # Other kernels write steps into stacks whose rows do not fill the lanes.

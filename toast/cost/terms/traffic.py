@@ -222,7 +222,8 @@ class GatherCopies(Term):
 
     If the last dimension is gathered, and shards are not whole tiles, that dimension leads in the
     result.  Products read either layout, but lookups need rows, so that the table is transposed.
-    In fast memory, this takes no time, but for that of two small kernels.
+    In fast memory, this takes no time.  In loops, two kernels bring what is computed there into the
+    layout of the gather, and back: their latencies count.
 
     A gather that is a sum of shards begins with one that is filled with zeros.
     """
@@ -263,9 +264,9 @@ class GatherCopies(Term):
             values.sizes[uses.value[use]].prod(axis=1)
             / layout.devices[layout.used_axes[state, use]]
         )
-        # In loops, kernels bring small values into the layout in which they are gathered, and back.
-        computed = (uses.count > uses.number)[use] & ~values.outer[uses.value[use]]
-        turned = apart * computed * (2 * hardware.kernel_latency_s)
+        # Kernels bring what a loop gathers into the layout of the gather, and back.
+        in_loops = (uses.count > uses.number)[use] & ~values.outer[uses.value[use]]
+        turned = apart * in_loops * (2 * hardware.kernel_latency_s)
         seconds[state, use] += turned * uses.count[use]
         apart &= 2 * layout.use_bytes[state, use] > hardware.products.fast_bytes
         transposed = elements * hardware.relayout_bytes / hardware.memory_bytes_per_s
