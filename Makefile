@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test quick lint docs bench validate prove clean
 
 demo: $(VENV)/.installed
-	$(BIN)/toast plan t2b --mesh data=4,model=4 --hardware tpu-v5e
+	$(BIN)/toast plan t2b --mesh data=4,model=4 --hardware tpu-v5e --safety 0.95
 	$(BIN)/toast verify t2b --mesh data=4,model=2
 
 test: lint
