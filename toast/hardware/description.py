@@ -193,8 +193,9 @@ class Hardware:
     #: Elements per second of kernels that copy an array into tiles along other dimensions.
     transposed_elements_per_s: float = math.inf
     #: Elements per second of kernels that read one row of each tile, such as the next step of
-    #: sequences, and of those that read one lane of each tile.
+    #: sequences.
     row_elements_per_s: float = math.inf
+    #: The same of kernels that read one lane of each tile.
     lane_elements_per_s: float = math.inf
     #: Whether one kernel reads the next rows of two arrays.
     rows_in_pairs: bool = False
