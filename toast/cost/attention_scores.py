@@ -1,4 +1,7 @@
-"""The scores of a token that attends to a cache: their tiles, and the kernels that read them."""
+"""Results of products that reductions follow, and the kernels that read them.
+
+Such are the scores of a token that attends to a cache, with their tiles, and the logits of a loss.
+"""
 
 from __future__ import annotations
 

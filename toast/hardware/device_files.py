@@ -34,6 +34,9 @@ from toast.resources import directory
 Text = Annotated[str, Meta(pattern=r"\S", title="a printable text")]
 Count = Annotated[int, Meta(ge=1, le=10**6, title="a whole number from 1 to 1000000")]
 FlopsPerS = Annotated[float, Meta(ge=1e9, le=1e18, title="FLOP/s, for example 197e12")]
+UnitElementsPerS = Annotated[
+    float, Meta(ge=1e6, le=1e18, title="elements per second, for example 1e11")
+]
 ElementsPerS = Annotated[float, Meta(ge=1e6, le=1e15, title="elements/s, for example 1e10")]
 Bytes = Annotated[float, Meta(ge=1e6, le=1e15, title="bytes, for example 16e9")]
 BytesPerS = Annotated[float, Meta(ge=1e6, le=1e15, title="bytes per second, for example 819e9")]
@@ -69,14 +72,8 @@ class TileTable(_Table, frozen=True, kw_only=True):
     m: Count
     n: Count
     k: Count
-    results_per_s: (
-        Annotated[float, Meta(ge=1e6, le=1e18, title="elements per second, for example 1e11")]
-        | None
-    ) = None
-    weights_per_s: (
-        Annotated[float, Meta(ge=1e6, le=1e18, title="elements per second, for example 1e11")]
-        | None
-    ) = None
+    results_per_s: UnitElementsPerS | None = None
+    weights_per_s: UnitElementsPerS | None = None
     window_bytes: Annotated[float, Meta(ge=0, le=10**9, title="bytes, for example 2e6")] = 0.0
     memory: Fraction | None = None
 

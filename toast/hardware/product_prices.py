@@ -47,8 +47,8 @@ class ProductPrices:
     memory_share: float = 1.0
     #: Elements of results per second, padded to tiles: a product of little depth waits for them.
     results_per_s: float = math.inf
-    #: Elements of its larger operand that a product loads into the matrix unit per second, of those
-    #: that are in fast memory.
+    #: Elements of its larger operand that a product in a loop loads into the matrix unit per
+    #: second, if the operand is the same in each iteration.
     weights_per_s: float = math.inf
     #: Bytes that a kernel moves before it begins to compute, and after it ends.
     window_bytes: float = 0.0
@@ -108,7 +108,7 @@ class ProductPrices:
         return np.asarray(most * powers ** (1 / self.order) + filling)
 
     def loading_seconds(self, size: Floats) -> Floats:
-        """Seconds to load the larger operand of a product from fast memory: ``[...]``.
+        """Seconds to load the larger operand of a product into the matrix unit: ``[...]``.
 
         ``size`` is that of :meth:`seconds`.
         """
