@@ -209,6 +209,10 @@ BAD = {
         "transcendentals_per_s = 3.6e11", "transcendentals_per_s = 50e15", None,
         "transcendentals_per_s exceeds the peak of matrix products; check the unit",
     ),
+    "lanes of another unit": (
+        "lane_elements_per_s = 6.9e8", "lane_elements_per_s = 6.9e14", None,
+        "lane_elements_per_s exceeds the peak of matrix products; check the unit",
+    ),
     "too many devices": (
         "max_devices = 256", "max_devices = 2000000", None,
         "max_devices is 2000000; write a whole number from 1 to 1000000",

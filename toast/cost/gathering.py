@@ -33,6 +33,7 @@ from toast.cost.liveness import (
     allocated_only,
     computed_values,
     liveness,
+    op_before,
     summed_selections,
 )
 from toast.cost.machine import NEGLIGIBLE
@@ -301,6 +302,7 @@ def build(
         np.maximum.at(most, grouped.of_use, of_use)
         return most
 
+    after_products = _after_products(program)
     uses = UseClasses(
         value=grouped.use_value,
         slot=grouped.use_slot,
@@ -334,7 +336,7 @@ def build(
         overwriting=_overwriting(program, names.use_op, grouped),
         update=_updates(program, names.use_op, names.use_index, grouped),
         lookup=_lookups(program, names.use_op, names.use_index, grouped),
-        computed=of_use_classes(_computed(program)[names.use_value].astype(np.float64)) > 0,
+        after_product=of_use_classes(after_products[names.use_value].astype(np.float64)) > 0,
     )
     sizes = {
         Entity.VALUE_CLASS: len(values), Entity.USE_CLASS: len(uses),
@@ -440,9 +442,9 @@ def _lookups(program: Program, use_op: Ints, use_index: Ints, grouped: _Grouped)
     return lookup
 
 
-def _computed(program: Program) -> Bools:
+def _after_products(program: Program) -> Bools:
     """``[values]`` whether a value follows from a product, also in an earlier iteration."""
-    computed = np.zeros(len(program.values), dtype=bool)
+    after = np.zeros(len(program.values), dtype=bool)
     ties = [
         (program.ops[end].operands[0], program.ops[carry].results[0])
         for end, carry in loop_ties(program)
@@ -450,12 +452,12 @@ def _computed(program: Program) -> Bools:
     again = True
     while again:
         for kind, op in zip(program.kinds, program.ops, strict=True):
-            if kind in PRODUCTS or computed[[*op.operands]].any():
-                computed[[*op.results]] = True
-        carried = [value for end, value in ties if computed[end] and not computed[value]]
-        computed[carried] = True
+            if kind in PRODUCTS or after[[*op.operands]].any():
+                after[[*op.results]] = True
+        carried = [value for end, value in ties if after[end] and not after[value]]
+        after[carried] = True
         again = bool(carried)
-    return computed
+    return after
 
 
 def _summed_factors(rules: Sequence[SignatureRule], factors: int) -> Bools:
@@ -1241,9 +1243,7 @@ def _keeps(program: Program, op: int, operand: int) -> bool:
 
     XLA rounds and transposes such operands before the loop, too.
     """
-    maker = program.makers[program.ops[op].operands[operand]]
-    while program.kinds[maker] in MOVING:
-        maker = program.makers[program.ops[maker].operands[0]]
+    maker = op_before(program, program.makers[program.ops[op].operands[operand]], MOVING)
     return program.kinds[maker] != "carry" and program.repeats[maker] < program.repeats[op]
 
 
@@ -1260,10 +1260,8 @@ def _sums_images(signature: Signature) -> bool:
 
 def _is_reversed(program: Program, op: int) -> bool:
     """Whether a convolution has a reversed kernel, as the gradient of images has."""
-    maker = program.makers[program.ops[op].operands[1]]
-    while program.kinds[maker] in MOVING:
-        maker = program.makers[program.ops[maker].operands[0]]
-    return program.kinds[maker] == "reverse"
+    kernel = op_before(program, program.makers[program.ops[op].operands[1]], MOVING)
+    return program.kinds[kernel] == "reverse"
 
 
 def _image_dimension(signature: Signature) -> int:

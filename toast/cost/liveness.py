@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -873,6 +873,13 @@ def _existing(
         if again and not any(kinds[k] in MATRIX_PRODUCTS for k in kernels[number]):
             exists[number] = sum(2 * size[v] >= size[number] for v in inputs[number]) > 1
     return np.array(exists, dtype=bool), merged, of_picked
+
+
+def op_before(program: Program, op: int, kinds: Collection[str]) -> int:
+    """``op``, or the op before a chain of ops of some kinds, along their first operands."""
+    while program.kinds[op] in kinds:
+        op = program.makers[program.ops[op].operands[0]]
+    return op
 
 
 def _of_difference(program: Program, kinds: list[str], op: int) -> int | None:

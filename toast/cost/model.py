@@ -386,8 +386,8 @@ class CostModel:
         gather = COLLECTIVES[traffic.kind] == "all_gather" and not traffic.in_loops
         if traffic.term.scope is not Entity.USE_CLASS or not gather:
             return 1.0
-        arguments, computed = self.machine.early_gathers
-        return np.asarray(np.where(traffic.layout.tables.uses.computed, computed, arguments))
+        arguments, later = self.machine.early_gathers
+        return np.asarray(np.where(traffic.layout.tables.uses.after_product, later, arguments))
 
     def hidden(
         self,

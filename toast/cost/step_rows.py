@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
-from toast.cost.liveness import dimensions_in
-from toast.cost.program_loops import LoopOps, loop_ties, loops_of
+from toast.cost.liveness import dimensions_in, op_before
+from toast.cost.program_loops import LoopOps, loops_of
 from toast.program import Program
 from toast.space import PRODUCTS
 
@@ -85,7 +84,7 @@ def _read_in_loops(program: Program, loops: Sequence[LoopOps]) -> dict[int, Loop
     """
     rows, stacked = dict[int, LoopOps](), dict[int, LoopOps]()
     for op in _sliced(program) if loops else ():
-        source = program.makers[_source(program, program.ops[op].operands[0])]
+        source = op_before(program, program.makers[program.ops[op].operands[0]], _PASSING)
         if (loop := _loop_around(op, loops)) is None or _argument(program, source):
             continue
         layer = _of_layers(program, source)
@@ -119,53 +118,37 @@ def _sliced(program: Program) -> Iterator[int]:
 
 def _updated(program: Program) -> Iterator[int]:
     """Updates of one step of a stack that is transposed after its loop."""
-    ends = {
-        program.ops[end].results[0]: program.ops[end].operands[0] for end, _ in loop_ties(program)
-    }
-    for number in range(len(program.ops)):
+    for number, op in enumerate(program.ops):
         if program.kinds[number] == "transpose" and _to_rows(program, number):
-            stack = _source(program, program.ops[number].operands[0])
-            update = program.makers[ends.get(stack, stack)]
+            stack = op_before(program, program.makers[op.operands[0]], _PASSING)
+            update = _before_end(program, stack)
             if program.kinds[update] == _UPDATE:
-                op = program.ops[update]
-                if _steps(program, op.results[0], op.operands[1]):
+                updated = program.ops[update]
+                if _steps(program, updated.results[0], updated.operands[1]):
                     yield update
+
+
+def _before_end(program: Program, op: int) -> int:
+    """``op``, or the op that computes what it passes on from the last iteration of a loop."""
+    return program.makers[program.ops[op].operands[0]] if program.kinds[op] == "yield" else op
 
 
 def _argument(program: Program, op: int) -> bool:
     """Whether an op passes on an argument, whatever its element type, or transposes it."""
-    while program.kinds[op] != "argument":
-        if program.kinds[op] not in _PASSING | {"transpose", "reshape", _SLICE}:
-            return False
-        op = program.makers[program.ops[op].operands[0]]
-    return True
+    moving = _PASSING | {"transpose", "reshape", _SLICE}
+    return program.kinds[op_before(program, op, moving)] == "argument"
 
 
 def _of_layers(program: Program, op: int) -> int:
     """The op that computed what ``op`` takes from the stack of a scan around; ``op`` if nothing."""
-    slicing = _before(program, op, {"reshape"})
+    slicing = op_before(program, op, {"reshape"})
     if program.kinds[slicing] != _SLICE:
         return op
-    end = program.makers[program.ops[slicing].operands[0]]
-    update = program.makers[program.ops[end].operands[0]] if program.kinds[end] == "yield" else end
+    update = _before_end(program, program.makers[program.ops[slicing].operands[0]])
     if program.kinds[update] != _UPDATE:
         return op
     layer = program.makers[program.ops[update].operands[1]]
-    return _before(program, layer, _PASSING | {"reshape", "broadcast_in_dim"})
-
-
-def _before(program: Program, op: int, kinds: AbstractSet[str]) -> int:
-    """The first op before a chain of ops of some kinds with one operand each."""
-    while program.kinds[op] in kinds:
-        op = program.makers[program.ops[op].operands[0]]
-    return op
-
-
-def _source(program: Program, value: int) -> int:
-    """The value that a chain of conversions begins with."""
-    while program.kinds[program.makers[value]] in _PASSING:
-        (value,) = program.ops[program.makers[value]].operands
-    return value
+    return op_before(program, layer, _PASSING | {"reshape", "broadcast_in_dim"})
 
 
 def _steps(program: Program, stack: int, step: int) -> bool:

@@ -224,7 +224,7 @@ class UseClasses(EntityTable):
     overwriting: Ints  # uses as results that overwrite arguments
     update: Bools  # whether a value is written into a part of another array
     lookup: Bools  # whether rows are looked up in it
-    computed: Bools  # whether it follows from a product
+    after_product: Bools  # whether it follows from a product
 
     @functools.cached_property
     def first(self) -> Ints:

@@ -484,9 +484,9 @@ def _faults(file: DeviceFile) -> Iterator[_Fault]:
         yield _Fault("flops_per_s", best, reason, "check the units of both")
     for key in (
         "transcendentals_per_s", "vector_products_per_s", "vector_elements_per_s",
-        "transposed_elements_per_s", "row_elements_per_s",
+        "transposed_elements_per_s", "row_elements_per_s", "lane_elements_per_s",
     ):  # fmt: skip
-        if flops[best] < getattr(file, key) < math.inf:
+        if flops[best] < (getattr(file, key) or 0.0) < math.inf:
             reason = f"{key} exceeds the peak of matrix products"
             yield _Fault("", key, reason, "check the unit")
 
