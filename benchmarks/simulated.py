@@ -5,9 +5,8 @@
 A joint search prices policies without tracing them: from a survey, the program that recomputes
 everything.  For train steps of the zoo, this traces some presets and the best policy that the
 survey finds, on 16 TPU v5e, and prints the ratio of the estimate to the traced price, of the step
-and of the peak.  The traced program begins with the shardings of the survey's plan, and a short
-search gives shardings to ops that the survey does not have.  ``--page`` writes the table into
-docs/memory.md.
+and of the peak.  Both have the shardings of the survey's plan: the traced program is not searched.
+``--page`` writes the table into docs/memory.md.
 
 It needs no TPU, and takes about a minute for a model.
 """
@@ -58,14 +57,14 @@ class Pair(NamedTuple):
 
 def pairs(model: str) -> Iterator[Pair]:
     """The policies of a model."""
-    target, settings = build(model, **MODELS[model]), toast.Settings(rounds=1)
-    place: Any = {"mesh": MESH, "hardware": HARDWARE}
-    surveyed = toast.plan(target, remat=survey(), settings=settings, **place)
+    target, place = build(model, **MODELS[model]), dict[str, Any](mesh=MESH, hardware=HARDWARE)
+    searched, as_it_is = toast.Settings(rounds=1), toast.Settings(rounds=0)
+    surveyed = toast.plan(target, remat=survey(), settings=searched, **place)
     policies = SurveyPolicies(surveyed)
     known = policies.presets()
     choices = {name: policies.written(known[name]) for name in PRESETS if name in known}
     for name, choice in {**choices, "best": policies.best()}.items():
-        traced = toast.plan(target, remat=choice.policy, start=surveyed, settings=settings, **place)
+        traced = toast.plan(target, remat=choice.policy, start=surveyed, settings=as_it_is, **place)
         yield Pair(
             model, name, choice.step_seconds / traced.after.step_seconds,
             choice.peak_bytes / traced.after.peak_bytes,

@@ -48,6 +48,7 @@ from toast.plan import (
     start_actions,
     with_policies,
     without_policies,
+    written_ops,
 )
 from toast.program import (
     MemoryPolicy,
@@ -396,8 +397,9 @@ def plan(
         )  # fmt: skip
     check_host_link(analysis.program, machine)
     seconds = dict(analysis.seconds)
-    #: Whether this is the program of a policy that a survey has chosen.
-    traced = isinstance(start, Plan) and is_survey(start.analysis.program)
+    #: The survey that chose the policy of this program, and the program that it expects.
+    surveyed = start if isinstance(start, Plan) and is_survey(start.analysis.program) else None
+    written = None if surveyed is None else written_ops(surveyed, analysis.program)
     if is_survey(analysis.program):
         stages = with_best_policies(stages)
 
@@ -410,7 +412,11 @@ def plan(
     def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:
         space = Space(analysis, mesh, constraints=constraints, resolution=resolution)
         _check_axes(analysis, mesh, share if devices is None else 0)
-        at = None if saved is None else saved_start(saved, space, resolution, recomputed=traced)
+        at = None
+        if saved is not None:
+            at = saved_start(
+                saved, space, resolution, recomputed=surveyed is not None, written=written
+            )
         model = CostModel(
             at.space if at else space, machine, overlap=overlap, like=like, safety=safety
         )
@@ -421,7 +427,7 @@ def plan(
         begun = start_actions(at)
         if begun.lost and devices is None:
             raise PlanError(f"{begun.notes[0]}; start from another plan")
-        if not traced:
+        if not surveyed:
             remarks[mesh] = begun.notes
         return Job(model, limit, settings, stages, begun.starts)
 

@@ -164,6 +164,47 @@ def test_blocks_with_a_scan_have_residuals(microbatches: int) -> None:
     assert plan.policy is not None
 
 
+@jax.custom_vjp
+def powers(x: jax.Array) -> jax.Array:
+    """Sums of rows; the gradient uses those of squares, which the same op computes."""
+    return both_powers(x)[0]
+
+
+def both_powers(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    zero = jnp.zeros((), x.dtype)
+    first, second = jax.lax.reduce(
+        (x, x * x), (zero, zero), lambda a, b: (a[0] + b[0], a[1] + b[1]), (2,)
+    )
+    return first, second
+
+
+powers.defvjp(
+    lambda x: both_powers(x),
+    lambda squares, g: (jnp.broadcast_to((g * squares)[..., None], (*g.shape, 64)),),
+)
+
+
+def test_results_of_one_op_that_only_the_backward_pass_needs() -> None:
+    """They have no names in the forward pass, and are kept with the other results of the op."""
+
+    def rows(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+        return jnp.sin(x @ w["q"]) + jnp.sin(powers(x @ w["k"]))[..., None] * x
+
+    step = unrolled_step(rows)
+    surveyed = traced(step, survey())
+    found = written(surveyed, "none").program
+    assert not unsound(found)
+
+    def passes(program: Program) -> list[str]:
+        two = [n for n, op in enumerate(program.ops) if len(op.results) == 2]
+        return [program.passes[n] for n in two if program.kinds[n] == "reduce"]
+
+    assert passes(surveyed) == ["forward"] * 3 + ["recomputed"] * 3
+    assert passes(found) == ["forward"] * 3
+    kept = written(surveyed, "rows: keep=rows.powers,rows.reduce").program
+    assert passes(kept) == passes(traced(step, "rows: keep=rows.powers,rows.reduce"))
+
+
 @pytest.mark.parametrize("policy", ["none", "full"])
 def test_blocks_that_the_backward_pass_does_not_need(policy: str) -> None:
     """A frozen block is not computed again, whatever the policy."""

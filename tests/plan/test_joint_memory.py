@@ -172,6 +172,26 @@ def test_plans_of_other_policies_start_with_the_shardings_of_the_survey() -> Non
     assert traced.after.step_seconds == pytest.approx(expected, rel=0.05)
 
 
+def test_ops_of_the_forward_pass_start_as_the_survey_computes_them_again() -> None:
+    """Without recomputation, derivatives of activations are computed in the forward pass."""
+    target = build("unet", channels=128, blocks=2, image=32)
+
+    def planned(remat: Any, rounds: int, **options: Any) -> toast.Plan:
+        return toast.plan(
+            target, mesh="data=4,model=4", hardware="tpu-v5e", remat=remat,
+            settings=toast.Settings(rounds=rounds), **options
+        )  # fmt: skip
+
+    surveyed = planned(survey(), 1)
+    memory = surveyed.analysis.program.memory
+    assert memory is not None
+    policy = MemoryPolicy.parse("none").resolved(memory.blocks)
+    expected = SurveyPolicies(surveyed).priced(policy)
+    traced = planned("none", 0, start=surveyed)
+    assert traced.after.step_seconds == pytest.approx(expected.step_seconds, rel=0.005)
+    assert traced.after.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.02)
+
+
 def test_layers_decide_alike_at_the_price_of_one_policy(step: Any, surveyed: toast.Plan) -> None:
     memory = surveyed.analysis.program.memory
     assert memory is not None

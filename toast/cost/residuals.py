@@ -285,15 +285,41 @@ class _BlockRuns:
         for name in block.names:
             forward = [value for value in places[name] if op_of[value] <= self._begin]
             again = [value for value in places[name] if op_of[value] > self._begin]
-            if not forward or not again:  # the backward pass does not need it
+            if not again:  # the backward pass does not need it
                 continue
             self._forward[name] = _parts(forward, self._copies)
             # What ran first in the forward pass runs last in the backward pass.
             self._again[name] = _parts(again, self._copies)[::-1]
+        self._find_results()
         self.names = tuple(self._again)
         self._name = {
             value: name for name, parts in self._again.items() for part in parts for value in part
         }
+
+    def _find_results(self) -> None:
+        """Finds values of the forward pass that only the backward pass needs.
+
+        They have no names there: they are results of ops that have other results with names.
+        """
+        makers, values = self._program.makers, self._program.values
+        pairs = [
+            (before, after)
+            for name, parts in self._forward.items()
+            for one, two in zip(parts, self._again[name], strict=False)
+            for before, after in zip(one, two, strict=False)
+        ]
+        forward = {makers[after]: self._program.ops[makers[before]] for before, after in pairs}
+        for name, parts in [*self._again.items()]:
+            if sum(map(len, parts)) == sum(map(len, self._forward[name])):
+                continue
+            every = [value for part in parts for value in part]
+            if all(makers[value] in forward for value in every):
+                self._forward[name] = [
+                    [forward[makers[value]].results[values[value].result] for value in part]
+                    for part in parts
+                ]
+            elif not self._forward[name]:  # the backward pass does not need it
+                del self._forward[name], self._again[name]
 
     def _runs_of(self, values: list[int]) -> tuple[bool, int, int]:
         """Whether each run of both passes computes one of the values; and how many there are.

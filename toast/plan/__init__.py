@@ -41,6 +41,7 @@ from toast.plan.small_collectives import small_collective_notes
 from toast.plan.starting_plan import check_program, saved_start, start_actions
 from toast.plan.survey_policies import is_survey, with_policies, without_policies
 from toast.plan.why_not import Alternative, CollectiveCount, WhyNot
+from toast.plan.written_policies import written_ops
 
 __all__ = [
     "MOST_ADDED",
@@ -103,4 +104,5 @@ __all__ = [
     "start_actions",
     "with_policies",
     "without_policies",
+    "written_ops",
 ]

@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from toast.distinct import distinct_rows
 from toast.errors import PlanError
+from toast.hardware import Mesh
 from toast.paths import folded
 from toast.plan.files import Saved
 from toast.plan.labels import describe_value
 from toast.plan.matching import Offered
 from toast.plan.reapply import Work, by_class
-from toast.program import Program
+from toast.program import Program, Signature
 from toast.space import NONE, PRODUCTS, Action, Resolving, Space, States
 from toast.units import listed
 
@@ -95,25 +96,46 @@ def check_program(saved: Saved, program: Program) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class ShardedOps:
+    """The ops of a program, and the factor of each that every axis of a mesh shards."""
+
+    program: Program
+    mesh: Mesh
+    #: ``[ops, axes]``
+    state: npt.NDArray[np.int8]
+
+
 def saved_start(
-    saved: Saved, space: Space, resolution: Resolving, *, recomputed: bool = False
+    saved: Saved,
+    space: Space,
+    resolution: Resolving,
+    *,
+    recomputed: bool = False,
+    written: ShardedOps | None = None,
 ) -> Start:
     """The shardings of a plan in ``space``; a space with more classes uses ``resolution``.
 
     With ``recomputed``, the programs differ in what they recompute: ops that both have keep their
-    shardings.
+    shardings.  ``written`` is the program of the plan with what this program recomputes, if it is
+    known: its ops are those of this program, but for a few.
     """
     program = space.analysis.program
     exact = saved.is_of(program) and dict(saved.mesh.real.axes) == dict(space.mesh.axes)
     if recomputed and not exact:
-        work = Work(saved, space, space.of_ops(space.pinned).copy(), exact, recomputed=True)
-        known = work.ops()
-        work.arguments()
-        known |= work.placed
-        follow(work.state, known, space)
-        state = _of_most(work.state, known, space)
-        if (space.of_ops(state) != work.state)[known].any():
-            op_state = np.where(known[:, None], work.state, space.of_ops(state))
+        initial = space.of_ops(space.pinned).copy()
+        if written and dict(written.mesh.axes) == dict(space.mesh.axes):
+            shardings, known = _of_same_ops(written, program, initial)
+        else:
+            work = Work(saved, space, initial, exact, recomputed=True)
+            known = work.ops()
+            work.arguments()
+            known |= work.placed
+            shardings = work.state
+        follow(shardings, known, space)
+        state = _of_most(shardings, known, space)
+        if (space.of_ops(state) != shardings)[known].any():
+            op_state = np.where(known[:, None], shardings, space.of_ops(state))
             space = Space(
                 space.analysis, space.full_mesh, constraints=space.constraints,
                 resolution=resolution, apart=op_state,
@@ -140,6 +162,33 @@ def saved_start(
     against = ((work.wanted != pinned) & (pinned != NONE)).any(axis=1)
     overruled = (known | work.placed) & matters & against
     return Start(saved, space, exact, state, matter, overruled)
+
+
+def _of_same_ops(
+    written: ShardedOps, program: Program, initial: npt.NDArray[np.int8]
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
+    """``[ops, axes]`` the shardings of the same ops in another program, and ``[ops]`` which have.
+
+    The others have those of ``initial``, and so have the axes that it shards.  Ops are the same if
+    they have the same signature and source line, and the programs have equally many of them.
+    """
+    theirs, ours = _by_line(written.program), _by_line(program)
+    state, known = initial.copy(), np.zeros(len(initial), dtype=bool)
+    for key, ops in ours.items():
+        others = theirs.get(key, [])
+        if len(others) == len(ops):
+            state[ops] = np.where(initial[ops] == NONE, written.state[others], initial[ops])
+            known[ops] = True
+    return state, known
+
+
+def _by_line(program: Program) -> dict[tuple[Signature, str, int], list[int]]:
+    """The ops by signature, source file and line."""
+    ops: dict[tuple[Signature, str, int], list[int]] = {}
+    for number, op in enumerate(program.ops):
+        at = program.location(number)
+        ops.setdefault((program.signatures[op.signature], at.file, at.line), []).append(number)
+    return ops
 
 
 def follow(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space: Space) -> None:

@@ -15,15 +15,36 @@ import numpy as np
 from toast.analysis.names import joined
 from toast.analysis.rules import SignatureRule, solve_signatures
 from toast.cost import Choices, CostModel, Residuals
-from toast.cost.policy_programs import PolicyProgram, PolicyPrograms
+from toast.cost.policy_programs import NotWritten, PolicyPrograms
 from toast.cost.prices import Prices
 from toast.distinct import distinct_rows
-from toast.plan.starting_plan import follow
+from toast.plan.plan import Plan
+from toast.plan.starting_plan import ShardedOps, follow
 from toast.program import Program, Signature
 from toast.program.program import Builder
 from toast.records import uncached_copy
 from toast.space import NONE, Space, States
 from toast.space.classes import numbered
+
+
+def written_ops(surveyed: Plan, traced: Program) -> ShardedOps | None:
+    """The ops of the program that the policy of ``traced`` makes of a survey.
+
+    They have the shardings of the survey's plan.  ``None`` if no such program is written, or if it
+    has other microbatches.
+    """
+    memory, ours = surveyed.analysis.program.memory, traced.memory
+    if not memory or not ours or not ours.policy or ours.microbatches != memory.microbatches:
+        return None
+    policy, residuals = ours.policy, surveyed.model.policies.residuals
+    if any(policy.cuts(block.name) for block in memory.blocks):
+        return None  # a policy for some iterations of a loop
+    programs = PolicyPrices(surveyed.model, surveyed.state)
+    try:
+        space, state = programs.sharded(residuals, residuals.choices([policy]))
+    except NotWritten:
+        return None
+    return ShardedOps(space.analysis.program, space.mesh, space.of_ops(state))
 
 
 class PolicyPrices:
@@ -43,12 +64,16 @@ class PolicyPrices:
         (key,) = choices.keys()
         key += " ".join(residuals.blocks).encode()
         if key not in self._prices:
-            space, state = self._space(self._programs.under(residuals, choices))
+            space, state = self.sharded(residuals, choices)
             self._prices[key] = self._model.of_program(space).price(state[None])
         return self._prices[key]
 
-    def _space(self, written: PolicyProgram) -> tuple[Space, States]:
-        """The decision space of a program, and the state with the shardings of the survey."""
+    def sharded(self, residuals: Residuals, choices: Choices) -> tuple[Space, States]:
+        """The decision space of a program, and the state with the shardings of the survey.
+
+        :raises toast.cost.policy_programs.NotWritten: if the program is not written.
+        """
+        written = self._programs.under(residuals, choices)
         space, program = self._model.space, written.program
         analysis = space.analysis
         rules = self._rules_of(program)
