@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
+import sys
 
 import numpy as np
 import pytest
@@ -30,14 +32,14 @@ def drawn(programs: int, seed: int) -> object:
 
 @pytest.fixture(scope="module")
 def law() -> object:
-    return error_bars.learned(drawn(40, 0))
+    return error_bars.learned(drawn(40, 0), drawn(20, 2))
 
 
 def test_what_matters_is_found(law) -> None:  # type: ignore[no-untyped-def]
     assert "arguments" in law.features
     assert law.features["arguments"].scale > 1.0
     assert law.features["arguments"].location > 0.1
-    constant = error_bars.learned(drawn(40, 0).only(()))
+    constant = error_bars.learned(drawn(40, 0).only(()), drawn(20, 2).only(()))
     assert constant.features == {}
 
 
@@ -50,6 +52,26 @@ def test_programs_that_the_fit_has_not_seen_are_covered(law) -> None:  # type: i
             low, high = (spread.ratio((1 + sign * odds) / 2) for sign in (-1, 1))
             within.append(low <= np.exp(ratio) <= high)
         assert np.mean(within) == pytest.approx(odds, abs=0.1)
+
+
+def test_first_predictions_have_half_of_the_weight(law) -> None:  # type: ignore[no-untyped-def]
+    known, first = drawn(40, 0), drawn(20, 2)
+    farther = error_bars.learned(known, dataclasses.replace(first, ratio=3.0 * first.ratio))
+    assert farther.scale == law.scale
+    low, high = (law.levels.index(level) for level in (0.05, 0.95))
+    width, before = (each.quantiles[high] - each.quantiles[low] for each in (farther, law))
+    assert 1.3 * before < width < 3.0 * before
+
+
+def test_first_predictions_are_of_plans_of_the_open_half() -> None:
+    strangers = sys.modules["strangers"]
+    plans = {(row.seed, row.plan): row for row in strangers.read()}
+    first = error_bars.first_predictions()
+    assert first
+    for key, known in first.items():
+        assert key in plans
+        assert not plans[key].held_out
+        assert not np.isnan([*known]).all()
 
 
 def test_the_data_file_is_what_is_learned(law, tmp_path: pathlib.Path) -> None:  # type: ignore[no-untyped-def]
