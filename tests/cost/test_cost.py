@@ -121,6 +121,18 @@ def test_donated_results_cost_no_memory() -> None:
     assert kept.initial_peak == size + kept.machine.in_memory(np.array(SHORT * size))
 
 
+@pytest.mark.parametrize("stored", [0.0, 2.0**20, 2.0**30])
+def test_the_most_temporaries_are_those_that_leave_so_much_beside_fast_memory(
+    stored: float,
+) -> None:
+    for hardware in ("tpu-v5e", "h100"):
+        model = model_of(toast.analyze(lambda x: x + 1.0, f32(64, 64)), "d=4", hardware=hardware)
+        machine = model.machine
+        most = machine.most_temporaries(stored)
+        assert machine.in_memory(np.array(most)) == pytest.approx(stored)
+        assert most >= stored
+
+
 def test_fused_values_do_not_exist() -> None:
     def chain(x: jax.Array) -> jax.Array:
         for _ in range(5):

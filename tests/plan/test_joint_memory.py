@@ -101,10 +101,10 @@ def test_simulated_prices_are_those_of_the_traced_program(
     traced = plan(step, policy, start=surveyed, settings=toast.Settings(rounds=0))
     assert simulated.written
     assert simulated.step_seconds == pytest.approx(traced.after.step_seconds, rel=0.002)
-    assert simulated.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=0.015)
+    assert simulated.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=0.025)
     # Quick estimates are near.
     quick = policies.presets().get(policy, simulated)
-    assert quick.step_seconds == pytest.approx(traced.after.step_seconds, rel=0.09)
+    assert quick.step_seconds == pytest.approx(traced.after.step_seconds, rel=0.13)
     assert quick.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=0.3)
 
 
@@ -127,7 +127,7 @@ def test_simulated_prices_of_policies_by_layers(
     traced = plan(step, policy, start=surveyed, settings=toast.Settings(rounds=0))
     assert traced.policy == simulated.policy
     assert simulated.written == (step is unrolled)  # a scan would be cut
-    time, space = (0.002, 0.015) if simulated.written else (0.06, 0.08)
+    time, space = (0.002, 0.025) if simulated.written else (0.1, 0.08)
     assert simulated.step_seconds == pytest.approx(traced.after.step_seconds, rel=time)
     assert simulated.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=space)
 
@@ -211,8 +211,8 @@ def test_layers_decide_alike_at_the_price_of_one_policy(step: Any, surveyed: toa
 
 
 def test_the_last_layers_keep_what_fits() -> None:
-    """Full recomputation takes 77 MiB, and everything that is kept 173 MiB."""
-    surveyed = plan(unrolled, survey(), memory_bytes=160 * 2**20)
+    """Full recomputation takes 20 MiB, and everything that is kept 146 MiB."""
+    surveyed = plan(unrolled, survey(), memory_bytes=125 * 2**20)
     policies = SurveyPolicies(surveyed)
     alike, by_layers = policies.best(), policies.by_layers()
     assert by_layers is not None
@@ -341,7 +341,7 @@ def test_gathered_weights_are_gathered_once() -> None:
 
     _, again = gathers("layer: recompute=*")
     once, count = gathers("layer: recompute=* gathered=w")
-    assert count < again
+    assert count == 3 <= again
     assert "uses copies of w again" in once.note
     assert once.policy == MemoryPolicy.from_dict(once.policy.to_dict())  # type: ignore[union-attr]
     given = jax.tree.map(lambda s: jax.random.normal(jax.random.key(2), s.shape) * 0.1, weights)

@@ -20,7 +20,7 @@ from toast.hardware import load
 from toast.plan import MemoryAdvice, Plan, memory_advice
 from toast.search import Polishing
 
-LAYERS, ROWS, WIDTH = 4, 65536, 64
+LAYERS, ROWS, WIDTH = 4, 2**21, 64
 
 
 def layer(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
@@ -88,8 +88,9 @@ def test_alike_layers_have_one_decision(step: Any, folder: pathlib.Path) -> None
     kind, later = ("sine", 2) if step is scanned else ("dot_general", 1)
     (hidden,) = (v for v in found.values if v.value == f"{kind} f32[{ROWS},{8 * WIDTH}]")
     assert hidden.count == LAYERS
-    # The buffer of a device, for all layers.
-    assert hidden.bytes == pytest.approx(LAYERS * ROWS * 8 * WIDTH * 4 / 4)
+    # The buffer of a device, for all layers; only products read sines, so that they are rounded.
+    size = 2 if step is scanned else 4
+    assert hidden.bytes == pytest.approx(LAYERS * ROWS * 8 * WIDTH * size / 4)
     line = layer.__code__.co_firstlineno + later
     assert hidden.place.endswith(f"tests/plan/test_memory_advice.py:{line}")
     assert {v.choice for v in found.values} == {"keep", "recompute"}

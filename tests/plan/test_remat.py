@@ -84,7 +84,7 @@ def test_recomputation_costs_time_and_frees_memory() -> None:
     none, minimal, full = plan("none"), plan("minimal"), plan("full")
     assert full.after.peak_bytes < minimal.after.peak_bytes < none.after.peak_bytes
     assert full.after.matmul_seconds > minimal.after.matmul_seconds
-    assert minimal.after.matmul_seconds == pytest.approx(none.after.matmul_seconds)
+    assert minimal.after.matmul_seconds == pytest.approx(none.after.matmul_seconds, rel=0.01)
 
 
 def test_microbatches_free_memory() -> None:

@@ -42,14 +42,14 @@ def test_few_or_cheap_or_large_ones_are_not_named() -> None:
 
 
 def test_the_note_of_a_plan_says_so() -> None:
-    """A deep and narrow model whose weights are gathered in every iteration."""
+    """A deep model whose weights are too large to be gathered: its few rows are, in each layer."""
 
     def deep(x: jax.Array, weights: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, weights)[0]
 
-    x, weights = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 64), (400, 64, 64)))
+    x, weights = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 1024), (400, 1024, 1024)))
     plan = toast.plan(
         deep, x, weights, mesh="data=4", hardware="tpu-v5e", settings=toast.Settings(rounds=1),
-        constraints=toast.Constraints(pin={"x": P("data"), "weights": P(None, "data")}),
+        constraints=toast.Constraints(pin={"x": P(None, "data"), "weights": P(None, "data")}),
     )  # fmt: skip
     assert re.search(r"tiny collectives: 400 \S+ of \S+ \S+ on average take", plan.note)

@@ -209,6 +209,11 @@ class Machine:
         share, room = self.fast_memory
         return temporaries - np.minimum(room, share * temporaries)
 
+    def most_temporaries(self, memory_bytes: float) -> float:
+        """The most bytes of temporaries of which ``memory_bytes`` are not in fast memory."""
+        share, room = self.fast_memory
+        return min(memory_bytes + room, memory_bytes / (1.0 - share))
+
     def _may_pad(self, tables: Tables) -> Bools:
         """``[C]`` whether some sharding pads a value class.
 

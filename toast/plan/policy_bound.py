@@ -58,6 +58,7 @@ def policy_bound(surveyed: Plan, *, most_microbatches: int = 1) -> float:
     room = surveyed.memory_bytes - least_memory(surveyed, results=False)
     if room < 0:
         return math.inf
+    room = model.machine.most_temporaries(room)
     # The residuals of several gradients are not in memory at once.
     marks = [here for here in passes if here]
     if "forward" in marks[next((n for n, p in enumerate(marks) if p != "forward"), len(marks)) :]:

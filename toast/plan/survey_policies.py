@@ -43,6 +43,9 @@ _MOST_OPS = 6_000
 #: by which it may be off.
 _CORRECTIONS, _OFF = 2, 0.01
 
+#: Of policies that decide differently for some layers, the best by estimates are written.
+_WRITTEN = 3
+
 #: Shares by which the step and the memory of a policy may differ from quick estimates.
 _UNSURE_TIME, _UNSURE_MEMORY = 0.05, 0.15
 
@@ -220,24 +223,42 @@ class SurveyPolicies:
         # By how much the program of the policy for all runs is off its estimate, others are, too.
         room, estimated = self.limit if limit is None else limit, self._estimated(uniform.policy)
         aim = room * estimated.needed_bytes / max(uniform.needed_bytes, 1.0)
+        for _ in range(1 if self._is_large else 1 + _CORRECTIONS):
+            written = self._by_ranges(front, most, aim)
+            if uniform.needed_bytes > room:
+                return min(written, key=lambda choice: choice.needed_bytes, default=None)
+            fitting = [choice for choice in written if choice.needed_bytes <= room]
+            if fitting or not written:
+                break
+            aim *= room / min(choice.needed_bytes for choice in written)
+        best = min(fitting, key=lambda choice: choice.step_seconds, default=None)
+        worth = best and best.step_seconds < uniform.step_seconds * (1.0 - GAIN)
+        return best if worth else None
+
+    def _by_ranges(self, front: Choices, most: int, limit: float) -> list[SurveyedChoice]:
+        """The shortest policies of two ranges of ``most`` runs, with the prices of their programs.
+
+        By quick estimates, they need at most ``limit`` bytes.
+        """
         tried: dict[int, SurveyedChoice | None] = {}
         step = max(1, most // _NEAR)
-        number = self._first_number(front, most, aim)
+        number = self._first_number(front, most, limit)
         numbers = [number]
         while numbers:
             for each in numbers:
                 if 0 < each < most and each not in tried:
                     cut = self._cut(self._cuts_at(each / most))
                     pairs = cut._residuals.pairs(self._residuals, front)
-                    tried[each] = cut._best_ranges(pairs, aim)
+                    tried[each] = cut._best_ranges(pairs, limit)
             fitting = [(c.step_seconds, n) for n, c in tried.items() if c is not None]
             number = min(fitting)[1] if fitting else number + 2 * step
             numbers = [number - step, number + step] if step else []
             step //= 2
-        found = tried.get(number)
-        best = found and self.written(found)
-        worth = best and best.step_seconds < uniform.step_seconds * (1.0 - GAIN)
-        return best if worth or uniform.needed_bytes > room else None
+        ranked = sorted(
+            (choice for choice in tried.values() if choice is not None),
+            key=lambda choice: choice.step_seconds,
+        )
+        return [self.written(choice) for choice in ranked[:_WRITTEN]]
 
     def _corrected(self, choice: SurveyedChoice) -> SurveyedChoice:
         """A choice with ranges of runs, as far off as the policies of its ranges for all runs.
