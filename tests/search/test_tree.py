@@ -52,9 +52,9 @@ def test_changes_of_regions_make_them_the_targets() -> None:
         assert (state[changed] == target[changed]).all()
 
 
-@pytest.mark.parametrize("name", ["t2b-tiny", "attention"])
-def test_trajectories_are_legal_and_lead_where_they_say(name: str) -> None:
-    ledger = ledger_of(name, "d=2,m=2")
+@pytest.mark.parametrize(("name", "layers"), [("t2b", {"layers": 1}), ("attention", {})])
+def test_trajectories_are_legal_and_lead_where_they_say(name: str, layers: dict[str, int]) -> None:
+    ledger = ledger_of(name, "d=2,m=2", **layers)
     space = ledger.model.space
     targets = random_legal(space, 3, np.random.default_rng(0))
     ledger.proposals = lambda _seconds: list(targets)
