@@ -19,9 +19,11 @@ from toast import api
 from toast.apply.verify import _reference, random_arguments
 from toast.assurance import instances
 from toast.cost import CostModel
+from toast.cost.residuals import residuals_of
 from toast.errors import PlanError, SearchError
 from toast.hardware import Mesh, load
 from toast.plan.shard import lowered_state
+from toast.program import survey
 from toast.space import Space
 from toast.uneven import padded_program
 
@@ -233,3 +235,30 @@ def test_a_padded_program_with_a_roll_is_that_which_was_given() -> None:
     assert larger.program.padding
     assert larger.program.origin_digest == analysis.program.origin_digest == given.digest
     assert larger.program.source.whole is given.source
+
+
+def test_surveys_keep_the_names_of_residuals() -> None:
+    """Their names are no ops: the operations that give them take the padded types."""
+
+    @toast.checkpoint
+    def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+        return x + jnp.sin(x @ w) @ w.T
+
+    def step(weights: Any, x: Any) -> Any:
+        return jax.grad(lambda weights: jnp.mean(layer(layer(x, weights[0]), weights[1]) ** 2))(
+            weights
+        )
+
+    analysis = toast.analyze(step, f32(2, 64, 128), f32(13, 64), remat=survey())
+    larger = padded_program(analysis, Mesh.parse("a=4"), 0.5)
+    assert larger is not None
+    assert [str(dimension.record) for dimension in larger.dimensions] == [
+        "x:0 from 13 to 16 elements (+23 %)"
+    ]
+    whole, program = analysis.program, larger.program
+    assert sorted(program.labels.values()) == sorted(whole.labels.values())
+    names = [
+        [(r.name, len(r.forward), len(r.again)) for r in residuals_of(each, {}).named]
+        for each in (whole, program)
+    ]
+    assert names[0] == names[1]

@@ -245,6 +245,8 @@ class _Reader:
         self._condition_reads: list[tuple[int, int]] = []
         #: Values of residuals of a survey that gradients use before they have their names.
         self._results_used: set[Any] = set()
+        #: Operations that only name residuals, and their labels.
+        self._names: list[tuple[Any, str]] = []
         self._captured_reads: list[mlir.CapturedRead] = []
         #: The manual regions around the current op, and their axes.
         self._regions: tuple[mlir.Region, ...] = ()
@@ -297,7 +299,7 @@ class _Reader:
         self._constrain_arguments(block)
         source = mlir.ModuleSource(
             self._module, tuple(self._operations), self._sites, tuple(self._results), calling,
-            self._file, captured_reads=tuple(self._captured_reads),
+            self._file, captured_reads=tuple(self._captured_reads), names=tuple(self._names),
         )  # fmt: skip
         return self._builder.build(
             name, arguments, results, aliases, labels=self._labels,
@@ -442,6 +444,7 @@ class _Reader:
         if is_residual_label(name) and operands[0] not in self._labels:
             # Surveys are not run: their names change nothing, not even the price.
             self._labels[operands[0]] = name
+            self._names.append((operation, name))
             if self._used(operation):
                 self._labels[operands[0]] = label_of_result(name)
                 self._results_used.add(operation.operands[0])

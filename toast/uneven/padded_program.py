@@ -20,7 +20,7 @@ from toast.frontend import mlir
 from toast.frontend import stablehlo as frontend
 from toast.frontend.mlir import ModuleSource
 from toast.hardware import Mesh
-from toast.program import PaddedDimension, Program
+from toast.program import PaddedDimension, Program, is_residual_label, label_parts
 from toast.uneven.padded_forms import (
     can_be_padded,
     cut,
@@ -39,6 +39,9 @@ from toast.uneven.padded_sizes import (
 )
 
 Shape = tuple[int, ...]
+
+#: The attribute of operations that are no ops: they name residuals in a survey.
+_NAMING = "toast_naming"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +162,7 @@ class _Padding:
         with self._module.context, ir.Location.unknown():
             for op, text in program.annotations.items():
                 mlir.mark(self._source.operations[op], annotation=text)
-            for value, name in program.labels.items():
-                mlir.mark(self._source.operations[program.values[value].op], name=name)
+            self._mark_names()
             for operation, values in self._source.results:
                 if operation.name in mlir.WITH_REGIONS:
                     self._set_types_of_region(operation, values)
@@ -179,6 +181,24 @@ class _Padding:
             self._cut_captured()
             self._verify()
         return self._module
+
+    def _mark_names(self) -> None:
+        """Gives operations the names that the frontend took from them."""
+        named = {label for _, label in self._source.names}
+        for operation, label in self._source.names:
+            mlir.mark(operation, name=label)
+            operation.attributes[_NAMING] = ir.UnitAttr.get()
+        for value, name in self._program.labels.items():
+            if label_parts(name)[0] not in named or not is_residual_label(name):
+                mlir.mark(self._source.operations[self._program.values[value].op], name=name)
+
+    def _set_type(self, value: Any, type_: ir.Type) -> None:
+        """Sets the type of a value, and of the results of operations that name it."""
+        if value.type != type_:
+            value.set_type(type_)
+        for use in value.uses:
+            if _NAMING in use.owner.attributes:
+                self._set_type(use.owner.results[0], type_)
 
     def _stored(self, value: int) -> Shape:
         """The shape of a value where it is defined."""
@@ -221,10 +241,10 @@ class _Padding:
                 pair for pair in zip(type_.shape, shape, strict=True) if pair[0] != pair[1]
             }
             local = mlir.tensor_type(shape, type_.dtype)
-            operation.results[index].set_type(local)
+            self._set_type(operation.results[index], local)
             if operation.name == "stablehlo.while":
                 for region in operation.regions:
-                    region.blocks[0].arguments[index].set_type(local)
+                    self._set_type(region.blocks[0].arguments[index], local)
                 self._cut_for_condition(operation, index, type_.shape)
 
     def _cut_for_condition(self, loop: Any, index: int, shape: Shape) -> None:
@@ -347,6 +367,7 @@ class _Padding:
                 else moved_pad(operation, value, whole, after, moving)
             )
         operation.results[0].replace_all_uses_with(new)
+        self._set_type(new, new.type)
         operation.erase()
 
     def _set_results(self, op: int, shapes: list[Shape]) -> None:
@@ -354,7 +375,9 @@ class _Padding:
         if operation.name == "stablehlo.constant":
             (result,), (shape,) = operation.results, shapes
             if mlir.resize_splat(operation, shape):
-                result.set_type(ir.RankedTensorType.get(list(shape), result.type.element_type))
+                self._set_type(
+                    result, ir.RankedTensorType.get(list(shape), result.type.element_type)
+                )
                 return
             uses = [(use.owner, use.operand_number) for use in result.uses]
             with operation.location, ir.InsertionPoint.after(operation):
@@ -364,7 +387,9 @@ class _Padding:
             return
         for result, shape in zip(operation.results, shapes, strict=True):
             if tuple(result.type.shape) != shape:
-                result.set_type(ir.RankedTensorType.get(list(shape), result.type.element_type))
+                self._set_type(
+                    result, ir.RankedTensorType.get(list(shape), result.type.element_type)
+                )
 
     def _mask(self, operation: Any, op: int, number: int, combiner: str) -> None:
         """Puts the identity of a combiner into the padding of the operands that it combines."""
@@ -392,6 +417,9 @@ class _Padding:
                     operation.operands[place] = masked(value, d, size, fill)
 
     def _verify(self) -> None:
+        for operation in mlir.walk(self._module.body):
+            if _NAMING in operation.attributes:
+                del operation.attributes[_NAMING]
         try:
             self._module.operation.verify()
         except ir.MLIRError as error:

@@ -48,6 +48,7 @@ from toast.frontend.mlir.modules import (
     tensor_type,
     text_without_locations,
     type_text,
+    walk,
     walk_order,
 )
 from toast.frontend.mlir.ops import (
@@ -154,6 +155,7 @@ __all__ = [
     "text_without_locations",
     "trip_count",
     "type_text",
+    "walk",
     "walk_order",
     "without_shardings",
     "without_unset",

@@ -436,6 +436,8 @@ class ModuleSource:
     whole: ModuleSource | None = None
     #: What the conditions of loops use besides what the loops carry.
     captured_reads: tuple[CapturedRead, ...] = ()
+    #: Operations of a survey that are no ops, because they only name a residual; and its label.
+    names: tuple[tuple[Any, str], ...] = ()
 
     def location(self, op: int) -> Location:
         """The source location of an op of the program."""
@@ -470,6 +472,7 @@ class ModuleSource:
             captured_reads=tuple(
                 read._replace(operation=copies[read.operation]) for read in self.captured_reads
             ),
+            names=tuple((copies[operation], label) for operation, label in self.names),
         )
 
     def conditions(self) -> Iterator[tuple[Any, int, dict[int, list[CapturedRead]]]]:
