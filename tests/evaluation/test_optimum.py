@@ -142,29 +142,29 @@ GAPS = {
     ("mlp", "d=4", "tpu-v5e", 0.55): (0.0, 0.0, 0.0),
     ("mlp", "d=4", "h100", 0.35): (0.0, 0.0, 0.0),
     ("mlp", "d=2,m=2", "h100", 0.55): (0.0, 0.0, 0.0),
-    ("attention", "d=4", "tpu-v5e", 2.0): (0.0, 0.0, 0.0),
-    ("attention", "d=4", "tpu-v5e", 0.35): (0.0, 0.0, 0.0),
-    ("attention", "d=4", "h100", 0.55): (9.0, 9.0, 0.0),
-    ("x x^T", "d=4", "tpu-v5e", 0.35): (13.7, 13.7, 0.0),
-    ("x x^T", "d=2,m=2", "h100", 0.55): (74.5, 74.5, 0.0),
-    ("train step", "d=4", "tpu-v5e", 0.55): (0.8, 0.8, 0.8),
+    ("attention", "d=4", "tpu-v5e", 2.0): (2.0, 2.0, 0.0),
+    ("attention", "d=4", "tpu-v5e", 0.35): (4.1, 4.1, 0.0),
+    ("attention", "d=4", "h100", 0.55): (8.5, 8.5, 0.0),
+    ("x x^T", "d=4", "tpu-v5e", 0.35): (39.3, 39.3, 0.0),
+    ("x x^T", "d=2,m=2", "h100", 0.55): (55.5, 55.5, 0.0),
+    ("train step", "d=4", "tpu-v5e", 0.55): (20.5, 20.5, 0.0),
     ("train step", "d=4", "h100", 0.35): (-3.1, -3.1, 0.0),
-    ("normalised", "d=4", "tpu-v5e", 0.55): (1.0, 1.0, 0.0),
-    ("normalised", "d=4", "h100", 0.35): (7.8, 7.8, 0.0),
+    ("normalised", "d=4", "tpu-v5e", 0.55): (1.5, 1.5, 0.0),
+    ("normalised", "d=4", "h100", 0.35): (6.4, 6.4, 0.0),
     ("embedded", "d=4", "tpu-v5e", 2.0): (0.0, 0.0, 0.0),
-    ("embedded", "d=4", "tpu-v5e", 0.55): (49.0, 49.0, 0.0),
-    ("embedded", "d=2,m=2", "h100", 0.55): (36.6, 36.6, 0.0),
+    ("embedded", "d=4", "tpu-v5e", 0.55): (74.4, 74.4, 0.0),
+    ("embedded", "d=2,m=2", "h100", 0.55): (34.3, 34.3, 0.0),
     ("convolved", "d=4", "tpu-v5e", 0.35): (0.0, 0.0, 0.0),
     ("looped", "d=4", "tpu-v5e", 0.55): (0.0, 0.0, 0.0),
     ("looped", "d=2,m=2", "h100", 0.35): (0.0, 0.0, 0.0),
-    ("square", "d=4", "tpu-v5e", 0.55): (21.6, 21.6, 0.0),
+    ("square", "d=4", "tpu-v5e", 0.55): (28.8, 28.8, 0.0),
     ("square", "d=4", "tpu-v5e", 0.35): (0.0, 0.0, 0.0),
-    ("square", "d=2,m=2", "h100", 0.55): (32.6, 32.6, 0.0),
+    ("square", "d=2,m=2", "h100", 0.55): (31.3, 31.3, 0.0),
     ("chain", "d=4", "tpu-v5e", 0.55): (0.0, 0.0, 0.0),
-    ("chain", "d=4", "h100", 0.55): (11.8, 11.8, 0.0),
-    ("two ways", "d=4", "tpu-v5e", 2.0): (81.1, 23.5, 0.0),
-    ("two ways", "d=4", "tpu-v5e", 0.55): (107.0, 23.5, 0.0),
-    ("two ways", "d=4", "h100", 0.35): (77.3, 13.9, 0.0),
+    ("chain", "d=4", "h100", 0.55): (9.8, 9.8, 0.0),
+    ("two ways", "d=4", "tpu-v5e", 2.0): (63.5, 59.3, 0.0),
+    ("two ways", "d=4", "tpu-v5e", 0.55): (226.6, 59.3, 0.0),
+    ("two ways", "d=4", "h100", 0.35): (77.4, 13.9, 0.0),
 }
 
 
@@ -246,7 +246,7 @@ def test_no_legal_state_is_cheaper_than_the_bounds(name: str, mesh: str, overlap
         assert (np.asarray(seconds) <= prices.seconds * (1 + 1e-9)).all()
         least = model.machine.in_memory(np.max(memory, axis=1))
         assert (least <= prices.peak_bytes * (1 + 1e-9)).all()
-        if mesh == "d=4" and overlap == "none" and name != "train step":
+        if mesh == "d=4" and overlap == "none" and name not in ("train step", "attention"):
             np.testing.assert_allclose(seconds, prices.seconds)
 
 
