@@ -87,7 +87,9 @@ def test_python_names_what_does_not_fit() -> None:
     exported = module_of(plan().export("python"))
     mesh = jax.make_mesh((3, 2), ("data", "model"), devices=jax.devices()[:6])
     params, tokens = values()
-    with pytest.raises(ValueError, match=r"params\['down'\]: dimension 1 has 16 elements, which 3"):
+    with pytest.raises(
+        ValueError, match=r"params\['down'\]: dimension 1 has \d+ elements, which 3"
+    ):
         exported.in_shardings(mesh, params, tokens)
     with pytest.raises(ValueError, match="takes params, tokens, not 1"):
         exported.in_shardings(mesh, params)

@@ -56,7 +56,8 @@ def propagate_equal(analysis: toast.Analysis, arguments: dict[int, Spec], state:
     sharded = Propagator(single.space).run(arguments)
     assert value_shardings(single, sharded.state) == value_shardings(ours, state)
     prices = single.price(sharded.state[None]), ours.price(state[None])
-    np.testing.assert_allclose(prices[0].seconds, prices[1].seconds)
+    # Ops of a class read the mean of what each of them reads.
+    np.testing.assert_allclose(prices[0].seconds, prices[1].seconds, rtol=1e-4)
     np.testing.assert_allclose(prices[0].peak_bytes, prices[1].peak_bytes)
 
 
