@@ -285,7 +285,7 @@ def test_captured_arrays_can_be_sharded() -> None:
     layer = lambda x: jax.nn.relu(x @ up) @ down  # noqa: E731
     plan = toast.plan(layer, f32(2, 2**10), **MESH)
     assert plan.arguments["captured[0]"] == ((), ("data",))
-    assert plan.arguments["captured[1]"] == (("data",), ())
+    assert ("data",) in plan.arguments["captured[1]"]
     x = jnp.ones((2, 2**10))
     np.testing.assert_allclose(plan.jit()(x), layer(x), rtol=1e-4)
 
