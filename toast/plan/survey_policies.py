@@ -43,7 +43,8 @@ _MOST_OPS = 6_000
 #: by which it may be off.
 _CORRECTIONS, _OFF = 2, 0.01
 
-#: Of policies that decide differently for some layers, the best by estimates are written.
+#: Of policies that decide differently for some layers, so many are written: the best by estimates;
+#: one of a large program.
 _WRITTEN = 3
 
 #: Shares by which the step and the memory of a policy may differ from quick estimates.
@@ -258,7 +259,7 @@ class SurveyPolicies:
             (choice for choice in tried.values() if choice is not None),
             key=lambda choice: choice.step_seconds,
         )
-        return [self.written(choice) for choice in ranked[:_WRITTEN]]
+        return [self.written(choice) for choice in ranked[: 1 if self._is_large else _WRITTEN]]
 
     def _corrected(self, choice: SurveyedChoice) -> SurveyedChoice:
         """A choice with ranges of runs, as far off as the policies of its ranges for all runs.
