@@ -36,7 +36,7 @@ def check(function: Callable[..., Any], arguments: tuple[Any, ...], *, run: bool
     assert [program.describe(op) for op in analysis.without_rule] == []
     assert compare(program) > 0  # our rules and Shardy's
     plan = toast.plan(
-        analysis, mesh=MESH, hardware=api.small_scale(analysis, MESH, load("tpu-v5e"))
+        analysis, mesh=MESH, hardware=api.small_scale(analysis, MESH, load("tpu-v5e")), uneven=0
     )
     assert plan.steps, "something can be sharded"
     if run:
