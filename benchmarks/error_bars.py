@@ -13,8 +13,9 @@ makes programs likelier that were left out of the fit.  Half of the weight of th
 of such programs: each is left out of the fit once.  They are too narrow, because prices have been
 tuned on the open half.  The other half is that of first predictions, which are too wide, because
 what they missed most has been mended: benchmarks/first_predictions.csv has those of the programs
-drawn last, by the prices of the day on which each was drawn.  One more program, drawn from a
-distribution with heavy tails, stands for those that the corpus does not have.
+drawn last, by the prices of the day on which each was drawn.  What a program is made of is that of
+present prices.  One more program, drawn from a distribution with heavy tails, stands for those that
+the corpus does not have.
 
 It takes a few seconds for a program, and compiles nothing.
 """
@@ -79,7 +80,7 @@ LEVELS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9,
 
 
 #: First predictions: by seed and plan, the peak in GiB and the step as XLA's scheduler sees it, in
-#: ms, either of which may be missing.
+#: ms, which is missing for programs that were drawn for their memory.
 FIRST = pathlib.Path(__file__).with_name("first_predictions.csv")
 
 
@@ -134,7 +135,7 @@ class Sample:
         theirs = self.row.xla_peak_gib * strangers.GIB
         arguments = self.predicted.argument_bytes
         more = ARGUMENT_SHARE * arguments
-        ratio = (theirs - arguments + more) / max(ours - arguments + more, more)
+        ratio = (theirs - arguments + more) / np.maximum(ours - arguments + more, more)
         return float(np.log(np.maximum(ratio, LEAST)))
 
     def _step(self, ours: float) -> float:
@@ -285,7 +286,9 @@ def learned(data: Data, unseen: Data) -> Law:
     line = Line.fitted(fewer)
     programs = len(np.unique(data.program))
     location, scale = line.of(unseen.only(chosen).made)
-    places = (place, data.weight), ((unseen.ratio - location) / scale, unseen.weight)
+    places = [(place, data.weight)]
+    if len(unseen.ratio):
+        places.append(((unseen.ratio - location) / scale, unseen.weight))
 
     def below(z: float) -> float:
         seen = np.mean([

@@ -397,9 +397,9 @@ def plan(
         )  # fmt: skip
     check_host_link(analysis.program, machine)
     seconds = dict(analysis.seconds)
-    #: The survey that chose the policy of this program, and the program that it expects.
+    #: The survey that chose the policy of this program, and what the policy makes of the survey.
     surveyed = start if isinstance(start, Plan) and is_survey(start.analysis.program) else None
-    written = None if surveyed is None else written_ops(surveyed, analysis.program)
+    written = None
     if is_survey(analysis.program):
         stages = with_best_policies(stages)
 
@@ -407,6 +407,8 @@ def plan(
         check_program(saved, analysis.program)
         if devices is None:
             check_axes(saved, meshes[0])
+        if surveyed is not None and not is_survey(analysis.program):
+            written = written_ops(surveyed, analysis.program)
     remarks: dict[Mesh, tuple[str, ...]] = {}
 
     def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:

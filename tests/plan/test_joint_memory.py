@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from typing import Any
 
 import jax
@@ -170,6 +171,20 @@ def test_plans_of_other_policies_start_with_the_shardings_of_the_survey() -> Non
     traced = planned(policy, start=surveyed, settings=toast.Settings(rounds=0))
     expected = policies.priced(policy.resolved(parts)).step_seconds
     assert traced.after.step_seconds == pytest.approx(expected, rel=0.05)
+
+
+def test_surveys_from_pickles_and_of_similar_programs_are_starts() -> None:
+    surveyed = plan(unrolled, survey())
+    first, again = (
+        plan(unrolled, "none", start=start, settings=toast.Settings(rounds=0))
+        for start in (surveyed, pickle.loads(pickle.dumps(surveyed)))
+    )
+    assert again.after.step_seconds == pytest.approx(first.after.step_seconds)
+    fewer = toast.plan(
+        unrolled, *arrays(3, 16, 1024, 256), mesh="data=4", hardware="tpu-v5e", remat="none",
+        start=surveyed, settings=toast.Settings(rounds=0),
+    )  # fmt: skip
+    assert 0.5 < fewer.after.step_seconds / first.after.step_seconds < 1.0
 
 
 def test_ops_of_the_forward_pass_start_as_the_survey_computes_them_again() -> None:

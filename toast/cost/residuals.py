@@ -301,24 +301,34 @@ class _BlockRuns:
 
         They have no names there: they are results of ops that have other results with names.
         """
-        makers, values = self._program.makers, self._program.values
-        pairs = [
-            (before, after)
-            for name, parts in self._forward.items()
-            for one, two in zip(parts, self._again[name], strict=False)
-            for before, after in zip(one, two, strict=False)
-        ]
-        forward = {makers[after]: self._program.ops[makers[before]] for before, after in pairs}
+        program, makers = self._program, self._program.makers
+        forward: dict[int, int] = {}  # the op that computes the same first
+        for name, parts in self._forward.items():
+            befores, afters = (
+                [v for part in each for v in part] for each in (parts, self._again[name])
+            )
+            if len(befores) == len(afters):
+                for before, after in zip(befores, afters, strict=True):
+                    forward[makers[after]] = makers[before]
         for name, parts in [*self._again.items()]:
-            if sum(map(len, parts)) == sum(map(len, self._forward[name])):
+            afters = [value for part in parts for value in part]
+            if sum(map(len, self._forward[name])) >= len(afters):
                 continue
-            every = [value for part in parts for value in part]
-            if all(makers[value] in forward for value in every):
+            alike = all(
+                makers[value] in forward
+                and program.ops[makers[value]].signature
+                == program.ops[forward[makers[value]]].signature
+                for value in afters
+            )  # fmt: skip
+            if alike:
                 self._forward[name] = [
-                    [forward[makers[value]].results[values[value].result] for value in part]
+                    [
+                        program.ops[forward[makers[value]]].results[program.values[value].result]
+                        for value in part
+                    ]
                     for part in parts
                 ]
-            elif not self._forward[name]:  # the backward pass does not need it
+            elif not self._forward[name]:  # nothing in the forward pass is known to be the same
                 del self._forward[name], self._again[name]
 
     def _runs_of(self, values: list[int]) -> tuple[bool, int, int]:

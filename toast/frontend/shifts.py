@@ -45,8 +45,7 @@ def with_shifts(program: Program) -> Program:
     with module.context, ir.Location.unknown():
         for op, text in program.annotations.items():
             mlir.mark(source.operations[op], annotation=text)
-        for value, name in program.labels.items():
-            mlir.mark(source.operations[program.values[value].op], name=name)
+        source.mark_names(program.labels, program.makers)
         for number in _shifting_ops(program, source):
             operation = source.operations[number]
             is_pad = program.kind(number) == "pad"

@@ -58,7 +58,12 @@ def _reduced(source: mlir.ModuleSource) -> tuple[Any, ...]:
     calling = source.calling
     choices = [calling, calling and dataclasses.replace(calling, static={}, callbacks=()), None]
     calling = next(choice for choice in choices if _pickles(choice))
-    return _reread, (mlir.bytecode(source.module), calling, source.file, source.here, source.whole)
+    marked = source
+    if source.names:  # else they would be ops when the module is read again
+        marked = source.copied()
+        with marked.module.context:
+            marked.mark_names({}, ())
+    return _reread, (mlir.bytecode(marked.module), calling, source.file, source.here, source.whole)
 
 
 def _pickles(value: Any) -> bool:
@@ -245,8 +250,8 @@ class _Reader:
         self._condition_reads: list[tuple[int, int]] = []
         #: Values of residuals of a survey that gradients use before they have their names.
         self._results_used: set[Any] = set()
-        #: Operations that only name residuals, and their labels.
-        self._names: list[tuple[Any, str]] = []
+        #: Operations that only name residuals: with the values, and the names.
+        self._names: list[tuple[Any, int, str]] = []
         self._captured_reads: list[mlir.CapturedRead] = []
         #: The manual regions around the current op, and their axes.
         self._regions: tuple[mlir.Region, ...] = ()
@@ -444,7 +449,7 @@ class _Reader:
         if is_residual_label(name) and operands[0] not in self._labels:
             # Surveys are not run: their names change nothing, not even the price.
             self._labels[operands[0]] = name
-            self._names.append((operation, name))
+            self._names.append((operation, operands[0], name))
             if self._used(operation):
                 self._labels[operands[0]] = label_of_result(name)
                 self._results_used.add(operation.operands[0])

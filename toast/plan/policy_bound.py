@@ -6,10 +6,10 @@ outside of both.  Each of these ops takes at least the time of its best split, w
 
 **Recomputation.**  What the backward pass needs of the forward pass is kept, recomputed or
 offloaded.  A linear program finds the least that this adds to the time, in shares of values: kept
-values take at least the bytes of their best split beside the arguments, recomputed ones the time of
-their products, and transfers to the host run beside everything else.  It is a relaxation: any value
-that the backward pass computes again may be kept, whether a policy can name it or not, and values
-that no policy recomputes take no memory.
+values take at least the bytes of their best split beside the arguments, less what may be in fast
+memory, recomputed ones the time of their products, and transfers to the host run beside everything
+else.  It is a relaxation: any value that the backward pass computes again may be kept, whether a
+policy can name it or not, and values that no policy recomputes take no memory.
 
 **Memory.**  The arguments are in memory during the whole step, and the results at its end.
 """

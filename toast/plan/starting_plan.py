@@ -35,6 +35,9 @@ _SUMMING = PRODUCTS | {"reduce", "gather", "scatter"}
 #: How often unknown ops look at known ones around them.
 _ROUNDS = 4
 
+#: The least share of ops that a program and the one that is expected have in common.
+_SAME_PROGRAM = 0.5
+
 #: Maximum number of actions that approximate the shardings of a plan without actions.
 _MOST = 12
 
@@ -124,10 +127,11 @@ def saved_start(
     exact = saved.is_of(program) and dict(saved.mesh.real.axes) == dict(space.mesh.axes)
     if recomputed and not exact:
         initial = space.of_ops(space.pinned).copy()
+        known = np.zeros(len(initial), dtype=bool)
         if written and dict(written.mesh.axes) == dict(space.mesh.axes):
             shardings, known = _of_same_ops(written, program, initial)
-        else:
-            work = Work(saved, space, initial, exact, recomputed=True)
+        if known.mean() < _SAME_PROGRAM:
+            work = Work(saved, space, initial.copy(), exact, recomputed=True)
             known = work.ops()
             work.arguments()
             known |= work.placed
@@ -167,7 +171,7 @@ def saved_start(
 def _of_same_ops(
     written: ShardedOps, program: Program, initial: npt.NDArray[np.int8]
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
-    """``[ops, axes]`` the shardings of the same ops in another program, and ``[ops]`` which have.
+    """``[ops, axes]`` the shardings of the same ops of another program, and ``[ops]`` whether any.
 
     The others have those of ``initial``, and so have the axes that it shards.  Ops are the same if
     they have the same signature and source line, and the programs have equally many of them.

@@ -17,6 +17,7 @@ from toast.analysis.rules import SignatureRule, solve_signatures
 from toast.cost import Choices, CostModel, Residuals
 from toast.cost.policy_programs import NotWritten, PolicyPrograms
 from toast.cost.prices import Prices
+from toast.cost.residuals import residuals_of
 from toast.distinct import distinct_rows
 from toast.plan.plan import Plan
 from toast.plan.starting_plan import ShardedOps, follow
@@ -37,8 +38,9 @@ def written_ops(surveyed: Plan, traced: Program) -> ShardedOps | None:
     if not memory or not ours or not ours.policy or ours.microbatches != memory.microbatches:
         return None
     policy, residuals = ours.policy, surveyed.model.policies.residuals
-    if any(policy.cuts(block.name) for block in memory.blocks):
-        return None  # a policy for some iterations of a loop
+    cuts = {block.name: policy.cuts(block.name) for block in memory.blocks}
+    if any(cuts.values()):
+        residuals = residuals_of(surveyed.analysis.program, cuts)
     programs = PolicyPrices(surveyed.model, surveyed.state)
     try:
         space, state = programs.sharded(residuals, residuals.choices([policy]))

@@ -20,7 +20,7 @@ from toast.frontend import mlir
 from toast.frontend import stablehlo as frontend
 from toast.frontend.mlir import ModuleSource
 from toast.hardware import Mesh
-from toast.program import PaddedDimension, Program, is_residual_label, label_parts
+from toast.program import PaddedDimension, Program
 from toast.uneven.padded_forms import (
     can_be_padded,
     cut,
@@ -162,7 +162,9 @@ class _Padding:
         with self._module.context, ir.Location.unknown():
             for op, text in program.annotations.items():
                 mlir.mark(self._source.operations[op], annotation=text)
-            self._mark_names()
+            self._source.mark_names(program.labels, program.makers)
+            for operation, _, _ in self._source.names:
+                operation.attributes[_NAMING] = ir.UnitAttr.get()
             for operation, values in self._source.results:
                 if operation.name in mlir.WITH_REGIONS:
                     self._set_types_of_region(operation, values)
@@ -181,16 +183,6 @@ class _Padding:
             self._cut_captured()
             self._verify()
         return self._module
-
-    def _mark_names(self) -> None:
-        """Gives operations the names that the frontend took from them."""
-        named = {label for _, label in self._source.names}
-        for operation, label in self._source.names:
-            mlir.mark(operation, name=label)
-            operation.attributes[_NAMING] = ir.UnitAttr.get()
-        for value, name in self._program.labels.items():
-            if label_parts(name)[0] not in named or not is_residual_label(name):
-                mlir.mark(self._source.operations[self._program.values[value].op], name=name)
 
     def _set_type(self, value: Any, type_: ir.Type) -> None:
         """Sets the type of a value, and of the results of operations that name it."""
@@ -384,6 +376,7 @@ class _Padding:
                 large = padded(result, shape)
             for owner, place in uses:
                 owner.operands[place] = large
+            self._set_type(large, large.type)
             return
         for result, shape in zip(operation.results, shapes, strict=True):
             if tuple(result.type.shape) != shape:

@@ -9,7 +9,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxlib.mlir import ir
@@ -18,6 +18,7 @@ from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 from toast.boundary.printable import printable, shortened
 from toast.errors import TargetError
 from toast.frontend.mlir import kernel_calls
+from toast.frontend.mlir.marks import mark
 from toast.frontend.mlir.modules import clone, walk
 from toast.program import Attribute, Location, TensorType
 
@@ -436,8 +437,9 @@ class ModuleSource:
     whole: ModuleSource | None = None
     #: What the conditions of loops use besides what the loops carry.
     captured_reads: tuple[CapturedRead, ...] = ()
-    #: Operations of a survey that are no ops, because they only name a residual; and its label.
-    names: tuple[tuple[Any, str], ...] = ()
+    #: Operations of a survey that are no ops, because they only name a value: with the value, and
+    #: the name.
+    names: tuple[tuple[Any, int, str], ...] = ()
 
     def location(self, op: int) -> Location:
         """The source location of an op of the program."""
@@ -472,8 +474,20 @@ class ModuleSource:
             captured_reads=tuple(
                 read._replace(operation=copies[read.operation]) for read in self.captured_reads
             ),
-            names=tuple((copies[operation], label) for operation, label in self.names),
+            names=tuple((copies[operation], *named) for operation, *named in self.names),
         )
+
+    def mark_names(self, labels: Mapping[int, str], makers: Sequence[int]) -> None:
+        """Gives operations the names that the frontend took from them.
+
+        ``labels`` are those of a program, by value, and ``makers`` the ops that define values.
+        """
+        for operation, _, name in self.names:
+            mark(operation, name=name)
+        named = {value for _, value, _ in self.names}
+        for value, name in labels.items():
+            if value not in named:
+                mark(self.operations[makers[value]], name=name)
 
     def conditions(self) -> Iterator[tuple[Any, int, dict[int, list[CapturedRead]]]]:
         """The conditions of loops with captured reads.
