@@ -27,6 +27,7 @@ from toast.program import (
     MemoryPolicy,
     Program,
     RunRange,
+    TensorType,
     label_parts,
     residual_label,
 )
@@ -315,9 +316,8 @@ class _BlockRuns:
             if sum(map(len, self._forward[name])) >= len(afters):
                 continue
             alike = all(
-                makers[value] in forward
-                and program.ops[makers[value]].signature
-                == program.ops[forward[makers[value]]].signature
+                makers[value] in forward and self._results_of(makers[value])
+                == self._results_of(forward[makers[value]])
                 for value in afters
             )  # fmt: skip
             if alike:
@@ -330,6 +330,11 @@ class _BlockRuns:
                 ]
             elif not self._forward[name]:  # nothing in the forward pass is known to be the same
                 del self._forward[name], self._again[name]
+
+    def _results_of(self, op: int) -> tuple[str, list[TensorType]]:
+        """The kind of an op, and the types of its results."""
+        results = self._program.ops[op].results
+        return self._program.kind(op), [self._program.values[value].type for value in results]
 
     def _runs_of(self, values: list[int]) -> tuple[bool, int, int]:
         """Whether each run of both passes computes one of the values; and how many there are.
