@@ -305,22 +305,15 @@ class _BlockRuns:
         program, makers = self._program, self._program.makers
         forward: dict[int, int] = {}  # the op that computes the same first
         for name, parts in self._forward.items():
-            befores, afters = (
-                [v for part in each for v in part] for each in (parts, self._again[name])
-            )
-            if len(befores) == len(afters):
-                for before, after in zip(befores, afters, strict=True):
-                    forward[makers[after]] = makers[before]
+            for one, two in zip(parts, self._again[name], strict=False):
+                befores, afters = (dict.fromkeys(makers[v] for v in part) for part in (one, two))
+                if [*map(self._results_of, befores)] == [*map(self._results_of, afters)]:
+                    forward.update(zip(afters, befores, strict=True))
         for name, parts in [*self._again.items()]:
-            afters = [value for part in parts for value in part]
-            if sum(map(len, self._forward[name])) >= len(afters):
+            every = [value for part in parts for value in part]
+            if sum(map(len, self._forward[name])) >= len(every):
                 continue
-            alike = all(
-                makers[value] in forward and self._results_of(makers[value])
-                == self._results_of(forward[makers[value]])
-                for value in afters
-            )  # fmt: skip
-            if alike:
+            if all(makers[value] in forward for value in every):
                 self._forward[name] = [
                     [
                         program.ops[forward[makers[value]]].results[program.values[value].result]
