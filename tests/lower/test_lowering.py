@@ -200,7 +200,11 @@ def test_devices_agree_on_the_condition_of_a_loop() -> None:
     local = plan.lowered()
     assert local.counts() == plan.model.local_collectives(plan.state)
     # The condition of a loop without a trip count runs twice, its body once.
-    assert local.counts()["all_gather", ("a", "b"), 64 * 8 * 4.0] == 3
+    gathers = [
+        times for (kind, _, size), times in local.counts().items()
+        if (kind, size) == ("all_gather", 64 * 8 * 4.0)
+    ]  # fmt: skip
+    assert sum(gathers) == 3
 
 
 @pytest.mark.parametrize("trips", [3, 7])

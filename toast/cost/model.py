@@ -35,6 +35,7 @@ from toast.cost.layout import ExactLayout, Held, Layout, LocalLayout, held_by
 from toast.cost.machine import Machine
 from toast.cost.policy_tables import PolicyTables, policy_tables
 from toast.cost.prices import Prices, Transfer, Worth, highest, joined
+from toast.cost.program_loops import loops_of
 from toast.cost.region_collectives import stated_collectives
 from toast.cost.sliding_windows import EXCHANGING, exchanges
 from toast.cost.tables import Tables
@@ -148,7 +149,8 @@ class CostModel:
         self.loops = local and overlap not in ("none", "full")
         alike = (
             like is not None
-            and (like.hardware, like.terms, like.loops) == (hardware, self.terms, self.loops)
+            and (like.hardware, like.terms, like.loops, like.partitioned)
+            == (hardware, self.terms, self.loops, self.partitioned)
         )  # fmt: skip
         if like is not None and alike and space.same_classes(like.space):
             tables = like.tables
@@ -538,6 +540,8 @@ class CostModel:
         By kind, axes and bytes: those of :meth:`reshards` and of :meth:`edges`, and the gathers for
         conditions of loops.
         """
+        if self is not self._of_local_loops:
+            return self._of_local_loops.local_collectives(state)
         conditions = self._counted(ConditionGathers().traffic(self.layout(state[None])))
         counts = self.reshards(state)
         joint = self.joint_sums(state)
@@ -545,6 +549,17 @@ class CostModel:
         counts.subtract(self._spared_sums(state, joint))
         counts.update(self._further_sums(state, joint))
         return +counts + self.edges(state) + conditions
+
+    @functools.cached_property
+    def _of_local_loops(self) -> CostModel:
+        """Prices of device-local programs: XLA moves none of their collectives out of loops."""
+        if not self.partitioned or not loops_of(self.space.analysis.program):
+            return self
+        other = uncached_copy(self)
+        other.partitioned = False
+        tables = other._gathered(self.space)
+        other.tables = self.machine.tables(tables, *stated_collectives(self.space, tables))
+        return other
 
     def _of_constants(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
         """How often each collective is left out, because devices compute its value anew."""
