@@ -69,7 +69,7 @@ def test_a_plan_that_does_not_fit_lists_what_it_takes(here: pathlib.Path) -> Non
     )  # fmt: skip
     found = run(*words)
     assert found.exit_code == 0
-    assert found.stdout.startswith("Does not fit: the plan needs ")
+    assert "\nDoes not fit: the plan needs " in found.stdout
     end = found.stdout[found.stdout.index("What it takes to fit") :]
     for change in ("--fit batch", "--fit devices"):  # without time, nothing is planned
         assert change in end

@@ -123,6 +123,9 @@ def test_of_a_plan_file(tmp_path: pathlib.Path) -> None:
     assert run("query", path, question).stdout == direct.stdout
     assert run("query", path, question, "t2b-tiny").stdout == direct.stdout
     assert run("query", path, "mesh_axis(Axis,2)").exit_code == 0
+    pin = "params['layers'][*]['gate']=P(None, 'model')"
+    made = run("plan", "t2b-tiny", "--mesh", "data=2,model=2", "--pin", pin, "--json", path)
+    assert made.exit_code == 0, made.output
     told = json.loads(path.read_text())
     nanos = sum(c["seconds"] for c in told["after"]["collectives"]) * 1e9
     result = run("query", path, "collectives_by_line", "--csv", tmp_path / "a.csv")
