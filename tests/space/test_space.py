@@ -91,10 +91,11 @@ def test_small_colors_get_no_action() -> None:
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=6))
 def test_classes_price_as_single_ops_do(choices: list[int]) -> None:
-    """Collapsing repeated layers is an optimisation, not an approximation.
+    """Repeated layers may be collapsed: arguments and collectives are those of single ops.
 
-    But the ops of a class read the mean of what each of them reads, which changes the time of some
-    states: by up to 0.2 % in 400 drawn states of this program.
+    Times and peaks are nearly so: the ops of a class share what they read, the collectives that run
+    beside their products, and the lives of their copies.  In 3000 drawn states, times differ by up
+    to 0.2 %, and peaks by up to 0.014 %.
     """
     analysis = analyzed("t2b-tiny", layers=3)
     collapsed = model_of(analysis, "d=2,m=2")
@@ -105,12 +106,11 @@ def test_classes_price_as_single_ops_do(choices: list[int]) -> None:
         one, other = collapsed.space.apply(one, chosen), single.space.apply(other, chosen)
     assert (collapsed.space.of_ops(one) == single.space.of_ops(other)).all()
     a, b = collapsed.price(one[None]), single.price(other[None])
-    for field in (
-        "seconds",
-        "peak_bytes",
-        "argument_bytes",
-        "collective_count",
-        "collective_bytes",
-    ):
-        rtol = 5e-3 if field == "seconds" else 1e-9
+    for field, rtol in {
+        "seconds": 5e-3,
+        "peak_bytes": 5e-4,
+        "argument_bytes": 1e-9,
+        "collective_count": 1e-9,
+        "collective_bytes": 1e-9,
+    }.items():
         np.testing.assert_allclose(getattr(a, field), getattr(b, field), rtol=rtol)

@@ -56,7 +56,7 @@ def propagate_equal(analysis: toast.Analysis, arguments: dict[int, Spec], state:
     sharded = Propagator(single.space).run(arguments)
     assert value_shardings(single, sharded.state) == value_shardings(ours, state)
     prices = single.price(sharded.state[None]), ours.price(state[None])
-    # Ops of a class read the mean of what each of them reads.
+    # Times of classes are nearly those of single ops.
     np.testing.assert_allclose(prices[0].seconds, prices[1].seconds, rtol=1e-4)
     np.testing.assert_allclose(prices[0].peak_bytes, prices[1].peak_bytes)
 
