@@ -1,12 +1,16 @@
 """Recomputation and sharding chosen together, against the policies that people use.
 
     python benchmarks/memory.py [--models qwen3-8b,...] [--hardware tpu-v5e,...] [--batches 8,16,32]
+    python benchmarks/memory.py --compile [--models ...]
 
-For each train step of the zoo, hardware and batch: `remat="auto"`, and every preset (none, full,
-and the policies of MaxText), each with the best sharding that the search finds for it.  A row of
+For each train step of the zoo, hardware and batch: `remat="auto"`, and presets (none, full, and
+policies of MaxText), each with the best sharding that the search finds for it.  A row of
 benchmarks/memory.csv has one plan; rows that are there already are not planned again.  The totals
 compare the joint plan with the best preset of each case.  Options narrow the cases, and
 ``--summary`` plans nothing.
+
+``--compile`` plans the joint plan and the two best presets of each case of the table again, and
+asks XLA's TPU compiler for their steps and peaks.  That needs libtpu, but no TPU.
 """
 
 from __future__ import annotations
@@ -27,15 +31,26 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
 from toast.cli.elapsed import steps
-from toast.errors import TargetError
+from toast.errors import TargetError, ToastError
+from toast.evaluation.oracle import judge
+from toast.hardware import load
 from toast.models import build
-from toast.program import PRESETS
 
 TABLE = pathlib.Path(__file__).resolve().parent / "memory.csv"
 COLUMNS = (
     "model", "mesh", "hardware", "batch", "remat", "fits", "step_ms", "peak_gib", "seconds",
-    "policy",
+    "xla", "xla_step_ms", "xla_peak_gib", "policy",
 )  # fmt: skip
+
+#: The policies that are planned.  Further presets of MaxText keep more or less than these, and are
+#: slower in all cases of the models on 64 TPU v5e.
+POLICIES = (
+    "auto", "none", "full", "minimal", "minimal_with_context", "minimal_offloaded",
+    "save_qkv_proj", "qkv_proj_offloaded",
+)  # fmt: skip
+
+#: How long the compiler may take, in seconds.
+COMPILE_S = 1800.0
 
 #: Train steps; the sizes of each; and three batches.
 MODELS: Mapping[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
@@ -64,15 +79,13 @@ class Case(NamedTuple):
         return HARDWARE[self.hardware]
 
 
-def measure(case: Case, remat: str) -> dict[str, Any]:
+def measure(case: Case, remat: str, *, compiled: bool = False) -> dict[str, Any]:
     """The row of one plan; a policy that the program cannot have has no step."""
     sizes, _ = MODELS[case.model]
     target = build(case.model, batch=case.batch, **sizes)
     begin = time.perf_counter()
-    row = {
-        "model": case.model, "mesh": case.mesh, "hardware": case.hardware, "batch": case.batch,
-        "remat": remat, "fits": "", "step_ms": "", "peak_gib": "", "policy": "",
-    }  # fmt: skip
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
+    row |= {**case._asdict(), "mesh": case.mesh, "remat": remat}
     try:
         plan = toast.plan(target, mesh=case.mesh, hardware=case.hardware, remat=remat)
     except TargetError:  # no residual has a name of the preset
@@ -84,7 +97,46 @@ def measure(case: Case, remat: str) -> dict[str, Any]:
         "peak_gib": round(plan.after.peak_bytes / 2**30, 2),
         "policy": plan.policy,
         "seconds": round(time.perf_counter() - begin, 1),
+        **(verdict_on(plan) if compiled else {}),
     }
+
+
+def verdict_on(plan: toast.Plan) -> dict[str, Any]:
+    """The columns of the compiler."""
+    try:
+        verdict = judge(
+            plan.analysis.program, plan.shardings, plan.hardware, full=True, timeout=COMPILE_S
+        )  # fmt: skip
+    except ToastError as problem:
+        return {"xla": str(problem).splitlines()[0]}
+    step = verdict.schedule.seconds * 1e3 if verdict.schedule else math.nan
+    return {
+        "xla": "out of memory" if verdict.out_of_memory else "compiled",
+        "xla_step_ms": round(step, 2),
+        "xla_peak_gib": round(verdict.peak_bytes / 2**30, 2),
+    }
+
+
+def key_of(row: Mapping[str, Any]) -> tuple[Case, str]:
+    """The case and the policy of a row."""
+    return Case(row["model"], row["hardware"], int(row["batch"])), row["remat"]
+
+
+def best_of(rows: Sequence[Mapping[str, Any]], case: Case) -> list[str]:
+    """The joint plan of a case, and the two fastest presets that fit."""
+    presets = [
+        row for row in rows
+        if str(row["fits"]) == "True" and row["remat"] != "auto" and key_of(row)[0] == case
+    ]  # fmt: skip
+    presets.sort(key=lambda row: float(row["step_ms"]))
+    return ["auto", *(row["remat"] for row in presets[:2])] if presets else []
+
+
+def nameless(rows: Sequence[Mapping[str, Any]], case: Case, remat: str) -> bool:
+    """Whether another case of the model shows that no residual has a name of the policy."""
+    return any(
+        row["step_ms"] == "" and (row["model"], row["remat"]) == (case.model, remat) for row in rows
+    )
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -117,21 +169,54 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         )
 
 
+def compiled_summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The joint plans by the compiler's schedule, beside the best presets that it compiled."""
+    cases: dict[Case, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    for row in rows:
+        if row.get("xla"):
+            case, remat = key_of(row)
+            cases[case][remat] = row
+    ratios = []
+    for case, by_policy in cases.items():
+        steps_ms = {
+            remat: float(row["xla_step_ms"])
+            for remat, row in by_policy.items()
+            if row["xla"] == "compiled"
+        }
+        line = f"{' '.join(map(str, case))}, by XLA's schedule:"
+        for remat, row in by_policy.items():
+            line += f" {remat} "
+            if remat in steps_ms:
+                line += f"{steps_ms[remat]:.0f} ms, {float(row['xla_peak_gib']):.1f} GiB;"
+            else:
+                line += f"{row['xla']};"
+        presets = [milliseconds for remat, milliseconds in steps_ms.items() if remat != "auto"]
+        if "auto" in steps_ms and presets:
+            ratios.append(steps_ms["auto"] / min(presets))
+            line += f" ratio {ratios[-1]:.3f}"
+        yield line
+    if ratios:
+        yield (
+            f"{len(ratios)} cases compiled: joint over best preset {min(ratios):.3f} to "
+            f"{max(ratios):.3f}, above 1.02 in {sum(ratio > 1.02 for ratio in ratios)}"
+        )
+
+
 def main() -> None:
     """Plans what the table lacks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS), help="names, separated by commas")
     parser.add_argument("--hardware", default=",".join(HARDWARE))
     parser.add_argument("--batches", default="", help="of the three, separated by commas")
-    parser.add_argument("--remat", default=",".join(("auto", *PRESETS)))
+    parser.add_argument("--remat", default=",".join(POLICIES))
     parser.add_argument("--table", type=pathlib.Path, default=TABLE)
     parser.add_argument("--summary", action="store_true", help="plan nothing")
+    parser.add_argument("--compile", action="store_true", help="ask XLA about the best plans")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     if options.table.exists():
         with options.table.open(newline="") as file:
             rows = [*csv.DictReader(file)]
-    known = {(r["model"], r["hardware"], int(r["batch"]), r["remat"]) for r in rows}
     wanted = {int(size) for size in options.batches.split(",") if size}
     cases = [
         Case(model, hardware, batch)
@@ -140,21 +225,34 @@ def main() -> None:
         for batch in MODELS[model][1]
         if batch in wanted or not wanted
     ]
+    if options.summary:
+        cases = []
+    if options.compile:
+        cases = [case for case in cases if load(case.hardware).platform == "tpu"]
+        left = [(case, remat) for case in cases for remat in best_of(rows, case)]
+    else:
+        left = [(case, remat) for case in cases for remat in options.remat.split(",")]
+    numbers = {key_of(row): number for number, row in enumerate(rows)}
     left = [
-        (case, remat)
-        for case in cases
-        for remat in options.remat.split(",")
-        if (*case, remat) not in known and not options.summary
-    ]
+        key for key in left
+        if key not in numbers or (options.compile and not rows[numbers[key]].get("xla"))
+    ]  # fmt: skip
     for case, remat in steps(left, lambda own: " ".join(map(str, (*own[0], own[1])))):
-        row = measure(case, remat)
-        rows.append(row)
-        print(*(row[column] for column in COLUMNS[:-1]), flush=True)
+        if nameless(rows, case, remat):
+            row = {**case._asdict(), "mesh": case.mesh, "remat": remat, "step_ms": ""}
+        else:
+            row = measure(case, remat, compiled=options.compile)
+        if (case, remat) in numbers:
+            rows[numbers[case, remat]] = row
+        else:
+            rows.append(row)
+        print(*(row.get(column, "") for column in COLUMNS[:-1]), flush=True)
         with options.table.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, COLUMNS, restval="")
             writer.writeheader()
             writer.writerows(rows)
     print(*summary(rows), sep="\n")
+    print(*compiled_summary(rows), sep="\n")
 
 
 if __name__ == "__main__":

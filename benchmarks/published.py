@@ -4,7 +4,8 @@
 
 A case is a folder ``validation/SOURCE/CASE``.  Its ``case.toml`` has the configuration as the
 source states it, the cited numbers, and the program that is planned: a model of the zoo with
-options, or ``program.py`` with a function ``build(batch, sequence)`` and ``STRATEGIES``.
+options, or ``program.py`` with a function ``build(batch, sequence, **options)`` and
+``STRATEGIES``, in the folder of the case; ``code`` names a file of the source that cases share.
 ``predicted.toml`` has the prediction that was recorded last.
 
 The exit code is 1 if the error of a step or of a peak has grown by more than two points since, and
@@ -48,6 +49,7 @@ MOST_GROWTH = 0.02
 
 Text = Annotated[str, Meta(pattern=r"\S", title="a printable text")]
 Count = Annotated[int, Meta(ge=1, title="a whole number from 1")]
+FileName = Annotated[str, Meta(pattern=r"^\w+\.py$", title="the name of a Python file")]
 Positive = Annotated[float, Meta(gt=0, title="a positive number")]
 
 
@@ -78,11 +80,15 @@ class Cited(_Table, frozen=True, kw_only=True):
 
 
 class Program(_Table, frozen=True, kw_only=True):
-    """``[program]``: what is planned; without ``model``, the case has a ``program.py``."""
+    """``[program]``: what is planned; without ``model``, a file has the program."""
 
     mesh: Text
     strategy: Text = "FSDP"
     model: str = ""
+    #: The file of a program, in the folder of the case or of its source.
+    code: Annotated[str, Meta(pattern=r"^\w+\.py$", title="the name of a Python file")] = (
+        "program.py"
+    )
     options: Mapping[str, str | int | float] = {}
     #: ``gathers`` if flags of the compiler put all-gathers into the background; ``asynchronous`` if
     #: they put sums there, too.
@@ -178,19 +184,25 @@ def read_case(folder: pathlib.Path) -> Case:
             f"{place}/case.toml: mesh {case.program.mesh} has {devices} devices, the "
             f"configuration {case.configuration.devices}"
         )
-    if not case.program.model and not (folder / "program.py").exists():
-        raise PlanError(f"{place}: [program] has no model, and there is no program.py")
+    if not case.program.model and code_of(folder, case) is None:
+        raise PlanError(f"{place}: [program] has no model, and there is no {case.program.code}")
     return case
+
+
+def code_of(folder: pathlib.Path, case: Case) -> pathlib.Path | None:
+    """The file of a case's program."""
+    places = (folder / case.program.code, folder.parent / case.program.code)
+    return next((path for path in places if path.exists()), None)
 
 
 def program_of(folder: pathlib.Path, case: Case) -> tuple[Model, Strategies]:
     """The program of a case, and its expert strategies."""
     sizes: dict[str, Any] = {"batch": case.batch, "sequence": case.configuration.sequence}
+    sizes |= case.program.options
     if case.program.model:
-        options: dict[str, Any] = {**sizes, **case.program.options}
-        model = build(case.program.model, **options)
-        return model, ZOO[case.program.model].strategies
-    path = folder / "program.py"
+        return build(case.program.model, **sizes), ZOO[case.program.model].strategies
+    path = code_of(folder, case)
+    assert path is not None
     spec = importlib.util.spec_from_file_location("validated_program", path)
     assert spec is not None
     assert spec.loader is not None

@@ -157,3 +157,18 @@ def test_arrays_that_a_loop_reads_often_are_in_fast_memory_first() -> None:
     often = V5E.products.moved_bytes(mib, often=True) / mib
     assert moved == pytest.approx([0, 0.5, 1, 1, 1])
     assert often == pytest.approx([0, 0, 1 / 16, 1, 1])
+
+
+def test_each_further_update_of_a_kernel_reads_again_what_the_first_has_read() -> None:
+    def seconds(kept: int) -> float:
+        def step(c: Any, x: Any) -> Any:
+            y = jnp.tanh(x)
+            return c + x, (y, y * x)[:kept]
+
+        size = 16 * 2**20  # no fast memory has room for it
+        _, broken = costs(scanned(step), (size,), (STEPS, size))
+        return float(broken.term_seconds["reads"].sum())
+
+    once = STEPS * 4 * 16 * 2**20 / V5E.memory_bytes_per_s / V5E.products.memory_share
+    assert once < seconds(1) - seconds(0) < 2 * once
+    assert seconds(2) - seconds(1) > 1.3 * once

@@ -195,11 +195,12 @@ def build(
         half = element_bytes(product_operands) / element_bytes("f32")
         stored[stored_rounded(program, live, names.use_op, names.use_value)] = half
         as_operand[operands_rounded(program, live, names.use_op, names.use_value)] = half
+    written = update_kernels(program, live, lanes)
     *accesses, idle = stretched(
         program, live, names.use_op, names.use_value,
         _accesses(
             program, names.use_op, names.use_index, names.use_value, live, priced, host,
-            of_products,
+            of_products, written,
         ) + layouts.again,
         _written(program, live, priced, host, allocated),
         value_bytes * stored,
@@ -208,7 +209,6 @@ def build(
     if lanes > 1:
         read = accesses[0] > 0
         accesses[0] *= score_passes(program, live, names.use_op, names.use_value, read)
-    written = update_kernels(program, live, lanes)
     rows = step_rows(program, names.use_op, names.use_index, written.by_product, lanes)
     op_runs = np.array(program.repeats, dtype=np.float64)
     room = _carried_sums(program, live, names.use_op, names.use_value)
@@ -1120,6 +1120,7 @@ def _accesses(
     priced: Bools,
     host: HostMemory,
     of_products: Bools,
+    written: UpdateKernels,
 ) -> Ints:
     """``[uses]`` how often memory-bound kernels access the value of a use.
 
@@ -1144,8 +1145,8 @@ def _accesses(
     once = distinct_rows(np.stack([use_of[uses], kernel[uses]], axis=1)).first
     accesses[uses[once]] = 1
     # An update is written into its buffer, as much as is read.
-    updating = np.array([kind == UPDATING for kind in kinds], dtype=bool)
-    return np.asarray(accesses + (updating[use_op] & (use_index == 1)))
+    updating = np.array([kind == UPDATING for kind in kinds], dtype=np.int64) + written.again
+    return np.asarray(accesses + updating[use_op] * (use_index == 1))
 
 
 def _written(

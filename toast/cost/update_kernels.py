@@ -26,15 +26,21 @@ class UpdateKernels(NamedTuple):
     kernel: Ints
     #: ``[ops]`` whether it is an update that a product's kernel computes and writes.
     by_product: Bools
+    #: ``[ops]`` whether it is an update whose kernel reads again what that of another one has read.
+    again: Bools
 
 
 def update_kernels(program: Program, live: Liveness, lanes: int) -> UpdateKernels:
     """The kernels that write updates, on devices with tiles of several ``lanes``.
 
     The kernel that computes an update writes it into its buffer, if both are in the same loop.
-    Another update, such as a value that the loop carries, needs a kernel of its own.
+    Another update, such as a value that the loop carries, needs a kernel of its own.  So does each
+    further update that one kernel could compute: a scan that keeps ``x``, ``tanh(x)`` and their
+    product reads ``x`` for each.  It counts as one of the same kernel that reads more.
     """
-    kernel, by_product = live.kernel.copy(), np.zeros(len(program.ops), dtype=bool)
+    kernel = live.kernel.copy()
+    by_product, again = np.zeros((2, len(program.ops)), dtype=bool)
+    writing: set[int] = set()
     for number, kind in enumerate(live.kinds if lanes > 1 else ()):
         if kind != UPDATING:
             continue
@@ -47,7 +53,9 @@ def update_kernels(program: Program, live: Liveness, lanes: int) -> UpdateKernel
                 by_product[number] = True
             elif live.kinds[maker] not in _APART:
                 kernel[number] = live.kernel[maker]
-    return UpdateKernels(kernel, by_product)
+                again[number] = live.kernel[maker] in writing
+                writing.add(int(live.kernel[maker]))
+    return UpdateKernels(kernel, by_product, again)
 
 
 __all__ = ["UpdateKernels", "update_kernels"]
