@@ -34,10 +34,13 @@ sys.path.insert(0, str(TOP))
 import toast
 from toast.boundary.typed import Misfit, checked
 from toast.cli.elapsed import steps
+from toast.cost import CostModel
 from toast.errors import PlanError, ToastError
-from toast.evaluation.baselines import manual
+from toast.evaluation.baselines import manual_states
 from toast.hardware import Mesh, load
 from toast.models import ZOO, Model, Strategies, build
+from toast.plan import Prediction
+from toast.space import Space
 
 CASES = TOP / "validation"
 PAGE = TOP / "docs" / "fidelity.md"
@@ -212,17 +215,19 @@ def program_of(folder: pathlib.Path, case: Case) -> tuple[Model, Strategies]:
 
 
 def predict(folder: pathlib.Path, case: Case) -> Predicted:
-    """The prediction for the case's plan."""
-    model, strategies = program_of(folder, case)
+    """The prediction for the case's strategy."""
+    program, strategies = program_of(folder, case)
     hardware = load(case.configuration.hardware)
-    plan = manual(
-        toast.analyze(model, platform=hardware.platform), case.program.mesh, hardware.name,
-        {case.program.strategy: strategies[case.program.strategy]}, memory_bytes=2.0**50,
-        overlap=case.program.overlap,
-    )  # fmt: skip
-    seconds, peak = plan.after.step_seconds, plan.after.peak_bytes / GIB
+    analysis = toast.analyze(program, platform=hardware.platform)
+    space = Space(analysis, Mesh.parse(case.program.mesh))
+    model = CostModel(space, hardware, overlap=case.program.overlap)
+    name = case.program.strategy
+    state = dict(manual_states(model, {name: strategies[name]}))[name]
+    found = Prediction.of(model.price(state[None]))
     return Predicted(
-        seconds=float(f"{seconds:.4g}"), peak_gib=float(f"{peak:.4g}"), jax=jax.__version__
+        seconds=float(f"{found.step_seconds:.4g}"),
+        peak_gib=float(f"{found.peak_bytes / GIB:.4g}"),
+        jax=jax.__version__,
     )
 
 

@@ -26,7 +26,7 @@ def copied(tmp_path: pathlib.Path, old: str = "", new: str = "") -> pathlib.Path
 
 def test_every_case_can_be_read_and_has_a_recorded_prediction() -> None:
     folders = published.folders()
-    assert len(folders) >= 14
+    assert len(folders) >= 41
     for folder in folders:
         case = published.read_case(folder)
         assert published.recorded(folder), folder
@@ -105,3 +105,17 @@ def test_the_page_has_the_recorded_predictions() -> None:
         case = published.read_case(folder)
         row = published.line(published.Result("/".join(folder.parts[-2:]), case, found, found))
         assert row in page
+
+
+def test_cases_of_a_source_share_a_program(tmp_path: pathlib.Path) -> None:
+    source = published.CASES / "maxtext"
+    folder = tmp_path / "validation" / "maxtext" / "16b-v5e-512"
+    shutil.copytree(source / "16b-v5e-512", folder)
+    missing = "there is no default_layers.py"
+    with pytest.raises(PlanError, match=missing):
+        published.read_case(folder)
+    shutil.copy(source / "default_layers.py", folder.parent)
+    case = published.read_case(folder)
+    model, strategies = published.program_of(folder, case)
+    assert model.arguments[0]["layers"]["up"].shape == (32, 5120, 32768)
+    assert case.program.strategy in strategies

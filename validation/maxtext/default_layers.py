@@ -28,15 +28,17 @@ WIDTH, HEADS, HEAD, HIDDEN, LAYERS, VOCABULARY = 2560, 8, 256, 8192, 16, 32768
 PRODUCTS = ("query", "key", "value", "attention_output", "up", "mlp_output")
 NAMES = (*PRODUCTS, "attention")
 
-#: Dimensions of the width in weights: over the last axis, so that slices have replicas.
+#: Dimensions of the width in weights, and those that tensor parallelism shards.
 _WIDTH = [("params*['w?']", -3), ("params*['wo']", -1), ("params*['up']", -2),
           ("params*['down']", -1), ("params['embedding']", -1)]  # fmt: skip
 _TENSOR = [("params*['w?']", -2), ("params*['up']", -1), ("params['embedding']", -2)]
+#: Slices have replicas of all weights.  MaxText shards the width of activations between products
+#: for tensor parallelism; sharding the sequence instead sends and keeps as much.
 STRATEGIES: Strategies = {
-    "FSDP": [("tokens", 0, "all"), *((*place, "last") for place in _WIDTH)],
-    "FSDP + tensor parallel": [
-        ("tokens", 0, "first"), *((*place, "last") for place in _TENSOR),
-        *((*place, "first") for place in _WIDTH),
+    "FSDP": [
+        ("tokens", 0, "slice"), ("tokens", 0, "fsdp"),
+        *((*place, "tensor") for place in _TENSOR), *((*place, "fsdp") for place in _WIDTH),
+        ("tokens", 1, "tensor"),
     ],
 }  # fmt: skip
 

@@ -75,3 +75,12 @@ def test_what_fits_ranks_before_what_is_faster() -> None:
 def test_without_strategies_there_is_an_error() -> None:
     with pytest.raises(PlanError, match="attention has no expert strategies"):
         manual(analyzed("attention"), Mesh.parse("data=4"), V5E, {})
+
+
+def test_a_strategy_may_name_an_axis() -> None:
+    """An axis that the mesh lacks shards nothing."""
+    model = model_of(analyzed("t2b", layers=1), "data=4,model=2")
+    named = dict(manual_states(model, {"tokens": [("tokens", 0, "data"), ("tokens", 0, "slice")]}))
+    first = dict(manual_states(model, {"tokens": [("tokens", 0, "first")]}))
+    assert (named["tokens"] == first["tokens"]).all()
+    assert not dict(manual_states(model, {"tokens": [("tokens", 0, "slice")]}))

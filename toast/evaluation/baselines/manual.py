@@ -189,8 +189,9 @@ def manual_states(model: CostModel, strategies: Strategies) -> Iterator[tuple[st
     """The names and states of the strategies that shard something on the model's mesh.
 
     A strategy lists dimensions of arguments with their mesh axes: ``"first"``, ``"last"`` or
-    ``"all"`` of the axes with more than one device.  If the color of a dimension has conflicts, the
-    resolution with the shortest step is used.
+    ``"all"`` of the axes with more than one device, or the name of an axis, which does nothing on a
+    mesh without it.  If the color of a dimension has conflicts, the resolution with the shortest
+    step is used.
     """
     for name, steps in strategies.items():
         state = model.space.initial
@@ -203,7 +204,8 @@ def manual_states(model: CostModel, strategies: Strategies) -> Iterator[tuple[st
 
 def _axes(space: Space, where: str) -> Sequence[int]:
     real = [axis for axis, size in enumerate(space.axis_sizes.tolist()) if size > 1]
-    return {"all": real, "first": real[:1], "last": real[-1:]}[where]
+    groups = {"all": real, "first": real[:1], "last": real[-1:]}
+    return groups.get(where, [axis for axis in real if space.mesh.names[axis] == where])
 
 
 def _sharded(model: CostModel, state: States, pattern: str, dimension: int, axis: int) -> States:
