@@ -68,7 +68,8 @@ class Configuration(_Table, frozen=True, kw_only=True):
     hardware: Text
     devices: Count
     sequence: Count
-    sequences_per_device: Count
+    #: Not a whole number where several devices have a sequence together.
+    sequences_per_device: Positive
     parallelism: Text
     precision: Text
     recomputation: Text
@@ -108,7 +109,7 @@ class Case(_Table, frozen=True, kw_only=True):
     @property
     def batch(self) -> int:
         """Sequences of a step."""
-        return self.configuration.devices * self.configuration.sequences_per_device
+        return round(self.configuration.devices * self.configuration.sequences_per_device)
 
 
 _TABLES: Mapping[str, type[_Table]] = {
@@ -275,8 +276,8 @@ def line(result: Result) -> str:
     peak = f"{cited.peak_gib:.1f} GiB" if cited.peak_gib else "-"
     return (
         f"| [{result.name}]({cited.url}) | {c.devices} {c.hardware} | "
-        f"{c.sequence * c.sequences_per_device} | {cited.seconds:.3g} s | {ours.seconds:.3g} s | "
-        f"{ours.seconds / cited.seconds:.2f} | {peak} | {ours.peak_gib:.1f} GiB |"
+        f"{c.sequence * c.sequences_per_device:.0f} | {cited.seconds:.3g} s | "
+        f"{ours.seconds:.3g} s | {ours.seconds / cited.seconds:.2f} | {peak} | {ours.peak_gib:.1f} GiB |"
     )
 
 

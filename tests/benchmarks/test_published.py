@@ -26,7 +26,7 @@ def copied(tmp_path: pathlib.Path, old: str = "", new: str = "") -> pathlib.Path
 
 def test_every_case_can_be_read_and_has_a_recorded_prediction() -> None:
     folders = published.folders()
-    assert len(folders) >= 41
+    assert len(folders) >= 44
     for folder in folders:
         case = published.read_case(folder)
         assert published.recorded(folder), folder
