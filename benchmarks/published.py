@@ -274,10 +274,11 @@ def line(result: Result) -> str:
     """The row of a result."""
     c, cited, ours = result.case.configuration, result.case.cited, result.predicted
     peak = f"{cited.peak_gib:.1f} GiB" if cited.peak_gib else "-"
+    ratio = ours.seconds / cited.seconds
     return (
         f"| [{result.name}]({cited.url}) | {c.devices} {c.hardware} | "
         f"{c.sequence * c.sequences_per_device:.0f} | {cited.seconds:.3g} s | "
-        f"{ours.seconds:.3g} s | {ours.seconds / cited.seconds:.2f} | {peak} | {ours.peak_gib:.1f} GiB |"
+        f"{ours.seconds:.3g} s | {ratio:.2f} | {peak} | {ours.peak_gib:.1f} GiB |"
     )
 
 

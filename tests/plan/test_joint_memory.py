@@ -343,6 +343,7 @@ def weighted(weights: Any, x: Any) -> Any:
 
 
 def test_gathered_weights_are_gathered_once() -> None:
+    """Where gathers take no time beside products, the recomputation gathers again without it."""
     weights = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 3
     x = jax.ShapeDtypeStruct((4096, 1024), jnp.float32)
     pins = {"x": P("data"), **{f"weights[{number}]": P("data") for number in range(3)}}
@@ -350,13 +351,15 @@ def test_gathered_weights_are_gathered_once() -> None:
     def gathers(policy: str) -> tuple[toast.Plan, float]:
         planned = toast.plan(
             weighted, weights, x, mesh="data=2", hardware="tpu-v5e", settings=SETTINGS,
-            constraints=toast.Constraints(pin=pins), remat=policy,
+            constraints=toast.Constraints(pin=pins), remat=policy, overlap="gathers",
         )  # fmt: skip
-        return planned, sum(t.count for t in planned.transfers if t.kind == "all_gather")
+        size = 2 * 1024**2  # products round weights to bfloat16 before the gather
+        of_weights = [t for t in planned.transfers if (t.kind, t.bytes) == ("all_gather", size)]
+        return planned, sum(t.count for t in of_weights)
 
     _, again = gathers("layer: recompute=*")
     once, count = gathers("layer: recompute=* gathered=w")
-    assert count == 3 <= again
+    assert count == 3 < again
     assert "uses copies of w again" in once.note
     assert once.policy == MemoryPolicy.from_dict(once.policy.to_dict())  # type: ignore[union-attr]
     given = jax.tree.map(lambda s: jax.random.normal(jax.random.key(2), s.shape) * 0.1, weights)
