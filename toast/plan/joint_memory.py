@@ -36,6 +36,13 @@ _SQUEEZED, _SPARE = 0.08, 0.15
 #: are tried: such a program is traced and searched in seconds.
 _OTHER_WAYS, _FEW_OPS = ("minimal", "full"), 3_000
 
+#: The most ops of a program whose best plan is searched again: half a minute for that many.
+_MORE_OPS = 20_000
+
+#: Further ones, which are tried if the survey's shardings do not suit them: if their steps would
+#: take so many times as long as the best.
+_UNSUITED_WAYS, _UNSUITED = ("minimal_with_context", "save_qkv_proj"), 1.3
+
 #: The most microbatches that are tried.
 _MOST_MICROBATCHES = 64
 
@@ -190,6 +197,7 @@ class _JointSearch:
         if self._policies is not None:
             self._try_best(self._policies)
             self._try_presets(self._policies)
+            self._try_anew(self._policies)
             self._try_other_ways()
             self._try_layers()
         if not self.fits:
@@ -270,6 +278,19 @@ class _JointSearch:
             # A search of its own may find other shardings than that of the survey.
             self._plan(name, choice, anew=True)
 
+    def _try_anew(self, policies: SurveyPolicies) -> None:
+        """Searches the shardings of the best plan again, from none on, if its policy is a preset.
+
+        Whoever plans with the preset would get these shardings.
+        """
+        best = min(self.plans.values(), key=_rank, default=None)
+        if best is None or len(best.analysis.program.ops) > _MORE_OPS:
+            return
+        for choice in policies.presets().values():
+            if str(choice.policy) == str(best.policy):
+                self._plan(choice.policy.preset, anew=True)
+                return
+
     def _try_other_ways(self) -> None:
         """Tries presets for other shardings than those of the survey.
 
@@ -278,11 +299,15 @@ class _JointSearch:
         assert self.surveyed is not None
         if len(self.surveyed.analysis.program.ops) > _FEW_OPS:
             return
-        for name in _OTHER_WAYS:
+        for name in (*_OTHER_WAYS, *_UNSUITED_WAYS):
             assert self._policies is not None
             best = min(self.plans.values(), key=_rank, default=None)
             choice = self._policies.presets().get(name)
             if best is None or choice is None or str(choice.policy) in self.plans:
+                continue
+            if name in _UNSUITED_WAYS and (
+                choice.step_seconds < _UNSUITED * best.after.step_seconds
+            ):
                 continue
             plan = self._plan(name, self._policies.written(choice), anew=True)
             if plan is None or _rank(plan) >= _rank(best):
