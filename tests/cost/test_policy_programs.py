@@ -228,3 +228,36 @@ def test_blocks_that_the_backward_pass_does_not_need(policy: str) -> None:
         for program in (found, traced(step, policy))
     ]  # fmt: skip
     assert kinds[0] == kinds[1]
+
+
+def test_a_custom_gradient_reads_what_is_computed_again_by_its_own_name() -> None:
+    """The survey names what the function returns; JAX names what its gradient reads, too."""
+
+    @jax.custom_vjp
+    def root(x: jax.Array) -> jax.Array:
+        return jnp.sqrt(x * x + 1)
+
+    def forward(x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        result = jax.ad_checkpoint.checkpoint_name(jnp.sqrt(x * x + 1), "root")
+        return result, (x, result)
+
+    def backward(residuals: Any, gradient: jax.Array) -> tuple[jax.Array]:
+        x, result = residuals
+        return (gradient * x / result,)
+
+    root.defvjp(forward, backward)
+    step = unrolled_step(lambda x, w: root(x @ w["q"]) @ w["down"].T[:, : x.shape[-1]])
+    surveyed = traced(step, survey())
+    found, jaxs = written(surveyed, "full").program, traced(step, "full")
+    assert not unsound(found)
+
+    def readers(program: Program) -> list[str]:
+        """The kinds of the ops that the divisions of the backward pass read."""
+        return [
+            program.kinds[program.makers[op.operands[1]]]
+            for number, op in enumerate(program.ops)
+            if program.kinds[number] == "divide" and program.passes[number] == "backward"
+        ]
+
+    assert {*readers(jaxs)} == {"sdy_sharding_constraint"}
+    assert readers(found) == readers(jaxs)

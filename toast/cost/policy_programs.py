@@ -82,6 +82,10 @@ class _Added:
     like: int
 
 
+#: The op of ``checkpoint_name``, and the end of its path.
+_NAMED, _NAME = "sdy_sharding_constraint", "/name"
+
+
 class NotWritten(Exception):
     """A policy of which no program is written: one for parts of a loop."""
 
@@ -168,6 +172,8 @@ class _Writer:
                 self._redirect(self._uses[after], after, before)
             elif c.keep[0, number] and not c.bare[0, number] and not residual.is_input:
                 self._keep(before, after)
+            else:
+                self._read_by_name(after)
         bare = [pair for pair in pairs if c.bare[0, pair[1]]]
         if bare:
             self._without_blocks([(residual, one, two) for residual, _, one, two in bare])
@@ -186,6 +192,19 @@ class _Writer:
             )
             self._redirect(later, before, kept)
         self._redirect(self._named(after), after, self._passed(kept, after))
+
+    def _read_by_name(self, value: int) -> None:
+        """Lets uses of a value that is computed again read it by the name in the program.
+
+        The survey has other names: a custom gradient reads what has its own name in the program.
+        """
+        for user, _ in self._uses[value]:
+            results = self.program.ops[user].results
+            named = self.program.kinds[user] == _NAMED and len(results) == 1
+            if named and self.program.location(user).path.endswith(_NAME):
+                later = [use for use in self._named(value) if use[0] > user]
+                self._redirect(later, value, results[0])
+                return
 
     def _is_rounded(self, ops: Sequence[int]) -> bool:
         """Whether JAX rounds a value that is kept, which ``ops`` define and use.
