@@ -259,5 +259,5 @@ def test_a_custom_gradient_reads_what_is_computed_again_by_its_own_name() -> Non
             if program.kinds[number] == "divide" and program.passes[number] == "backward"
         ]
 
-    assert {*readers(jaxs)} == {"sdy_sharding_constraint"}
+    assert readers(jaxs).count("sdy_sharding_constraint") > 1
     assert readers(found) == readers(jaxs)
