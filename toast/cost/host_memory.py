@@ -68,6 +68,23 @@ def host_memory(program: Program) -> HostMemory:
     return HostMemory(inside, moved)
 
 
+def round_trips(program: Program) -> list[tuple[int, int]]:
+    """Pairs of ops outside of loops: one that moves a value to the host, and one back."""
+    memories = [_memory(program, number) for number in range(len(program.signatures))]
+    trips: list[tuple[int, int]] = []
+    for number, op in enumerate(program.ops):
+        if memories[op.signature] != "device" or program.repeats[number] > 1:
+            continue
+        value = op.operands[0]
+        while program.kinds[before := program.makers[value]] in _PASSING:
+            at = program.values[value].result
+            value = program.ops[before].operands[at if len(program.ops[before].results) > 1 else 0]
+        signature = program.ops[before].signature
+        if memories[signature] not in ("", "device") and program.repeats[before] == 1:
+            trips.append((before, number))
+    return trips
+
+
 def _memory(program: Program, signature: int) -> str:
     """The memory that ops with this signature move their operand to; empty for others."""
     of = program.signatures[signature]

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
+from toast.cost.host_memory import round_trips
 from toast.cost.kernel_kinds import kernel_kinds, of_vectors
 from toast.cost.overwriting import overwriting
 from toast.cost.program_loops import loops_of
@@ -384,6 +385,9 @@ def liveness(
         is_float32 = np.array([value.type.dtype == "f32" for value in program.values], dtype=bool)
         # The live ranges of these operands have the delay already.
         delayed[(extended > 0) & (exists | ~is_float32)[use_value]] = 0
+    if lanes > 1:  # XLA moves a value to the host late, just before it moves it back
+        for sent, fetched in round_trips(program):
+            use_end[use_op == sent] = fetched
     np.maximum.at(end, use_value, use_end)
     for value in repeated:  # as late as possible
         start[value] = end[value]

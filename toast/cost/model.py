@@ -232,7 +232,7 @@ class CostModel:
     @functools.cached_property
     def policies(self) -> PolicyTables:
         """The tables of the policies of a survey."""
-        return policy_tables(self.space, self.tables)
+        return policy_tables(self.space, self.tables, self.hardware.lanes)
 
     # -- prices ------------------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ class PolicyModel(CostModel):
         """The same prices, with ranges of runs that decide on their own, between ``cuts``."""
         other = copy.copy(self)
         other.__dict__.pop("quick_bound", None)
-        other.policies = policy_tables(self.space, self.tables, cuts)
+        other.policies = policy_tables(self.space, self.tables, self.hardware.lanes, cuts)
         other.first = other.policies.residuals.choices(policies)
         return other
 

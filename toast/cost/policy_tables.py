@@ -99,6 +99,9 @@ class PolicyTables:
     #: are if they come back from the host before their first use.
     waiting: Floats
     fetched: Floats
+    #: ``[R]`` whether its values stay on the device although they move to the host: XLA for TPUs
+    #: moves those that are not in a loop just before it moves them back.
+    stays: Bools
 
     @functools.cached_property
     def is_input(self) -> Bools:
@@ -127,7 +130,8 @@ class PolicyTables:
     @functools.cached_property
     def may_move(self) -> Bools:
         """``[R]`` whether moving a residual to the host frees memory of the device."""
-        return np.array([not r.from_arguments for r in self.residuals.named], dtype=bool)
+        inside = np.array([r.from_arguments for r in self.residuals.named], dtype=bool)
+        return ~inside & ~self.stays
 
     @functools.cached_property
     def may_share(self) -> Bools:
@@ -167,16 +171,23 @@ class PolicyTables:
     def held(self, choices: Choices) -> Floats:
         """``[P, R]`` how much of each residual waits in memory.
 
-        What moves to the host leaves the memory of the device.
+        What moves to the host leaves the memory of the device, but for what :attr:`stays`.
         """
         stored = np.where(choices.bare, self.stored, 1.0)
-        return choices.keep * stored - (choices.move & self.is_input) + self.slices
+        waits = (choices.keep | (choices.move & self.stays & ~self.is_input)) * stored
+        return waits - (choices.move & self.is_input & ~self.stays) + self.slices
 
 
 def policy_tables(
-    space: Space, tables: Tables, cuts: Mapping[str, tuple[int, ...]] | None = None
+    space: Space,
+    tables: Tables,
+    lanes: int,
+    cuts: Mapping[str, tuple[int, ...]] | None = None,
 ) -> PolicyTables:
-    """The tables of the policies of a survey; ``cuts`` as in :func:`residuals_of`."""
+    """The tables of the policies of a survey; ``cuts`` as in :func:`residuals_of`.
+
+    ``lanes`` are the elements of a row of the tiles of a device, 1 for none.
+    """
     program, names = space.analysis.program, space.analysis.names
     found = residuals_of(program, cuts)
     is_node = np.zeros(len(program.ops), dtype=bool)
@@ -208,6 +219,8 @@ def policy_tables(
     products = np.flatnonzero((tables.ops.flops > 0)[space.classes.of_op])
     works = np.isin(found.ops, products)
     passes, bare_passes, stored, waiting, fetched = _kept_values(space, tables, found)
+    stays = np.array([lanes > 1 and r.apart for r in found.named], dtype=bool)
+    fetched[stays] = 0.0
     return PolicyTables(
         residuals=found,
         classes=classes,
@@ -241,6 +254,7 @@ def policy_tables(
         stored=stored,
         waiting=waiting,
         fetched=fetched,
+        stays=stays,
     )  # fmt: skip
 
 

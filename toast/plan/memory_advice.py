@@ -300,6 +300,11 @@ class _Graph:
         carried = [self._program.kind(op) == "carry" for op in self._chain]
         host = plan.hardware.host_bytes_per_s
         move = 2.0 * sizes / host if math.isfinite(host) else np.full(len(sizes), np.inf)
+        if plan.hardware.lanes > 1:  # outside of loops, values stay until they come back
+            move[[
+                number for value, number in self._of_value.items()
+                if self._program.repeats[self._program.makers[value]] == 1
+            ]] = np.inf  # fmt: skip
         none, wide = np.zeros(len(sizes)), np.zeros((len(sizes), 1))
         rest = plan.needed_bytes(plan.after) - sizes[self.kept].sum()
         # What is kept now costs nothing: advice should change little.
