@@ -52,7 +52,7 @@ MOST_GROWTH = 0.02
 
 Text = Annotated[str, Meta(pattern=r"\S", title="a printable text")]
 Count = Annotated[int, Meta(ge=1, title="a whole number from 1")]
-FileName = Annotated[str, Meta(pattern=r"^\w+\.py$", title="the name of a Python file")]
+FileName = Annotated[str, Meta(pattern=r"^(\w+\.py)?$", title="the name of a Python file")]
 Positive = Annotated[float, Meta(gt=0, title="a positive number")]
 
 
@@ -89,10 +89,8 @@ class Program(_Table, frozen=True, kw_only=True):
     mesh: Text
     strategy: Text = "FSDP"
     model: str = ""
-    #: The file of a program, in the folder of the case or of its source.
-    code: Annotated[str, Meta(pattern=r"^\w+\.py$", title="the name of a Python file")] = (
-        "program.py"
-    )
+    #: A file of the source that cases share, in place of ``program.py`` in the folder of the case.
+    code: FileName = ""
     options: Mapping[str, str | int | float] = {}
     #: ``gathers`` if flags of the compiler put all-gathers into the background; ``asynchronous`` if
     #: they put sums there, too.
@@ -188,15 +186,23 @@ def read_case(folder: pathlib.Path) -> Case:
             f"{place}/case.toml: mesh {case.program.mesh} has {devices} devices, the "
             f"configuration {case.configuration.devices}"
         )
-    if not case.program.model and code_of(folder, case) is None:
-        raise PlanError(f"{place}: [program] has no model, and there is no {case.program.code}")
+    sequences = case.configuration.devices * case.configuration.sequences_per_device
+    if case.batch < 1 or not math.isclose(sequences, case.batch):
+        raise PlanError(
+            f"{place}/case.toml: {sequences:g} sequences on {devices} devices; write a number "
+            "of sequences per device that gives whole sequences"
+        )
+    if case.program.model and case.program.code:
+        raise PlanError(f"{place}/case.toml: [program] has a model and code; remove one of them")
+    if not case.program.model and not (path := code_of(folder, case)).exists():
+        raise PlanError(f"{place}: [program] has no model, and there is no {path.name}")
     return case
 
 
-def code_of(folder: pathlib.Path, case: Case) -> pathlib.Path | None:
+def code_of(folder: pathlib.Path, case: Case) -> pathlib.Path:
     """The file of a case's program."""
-    places = (folder / case.program.code, folder.parent / case.program.code)
-    return next((path for path in places if path.exists()), None)
+    code = case.program.code
+    return folder.parent / code if code else folder / "program.py"
 
 
 def program_of(folder: pathlib.Path, case: Case) -> tuple[Model, Strategies]:
@@ -205,9 +211,7 @@ def program_of(folder: pathlib.Path, case: Case) -> tuple[Model, Strategies]:
     sizes |= case.program.options
     if case.program.model:
         return build(case.program.model, **sizes), ZOO[case.program.model].strategies
-    path = code_of(folder, case)
-    assert path is not None
-    spec = importlib.util.spec_from_file_location("validated_program", path)
+    spec = importlib.util.spec_from_file_location("validated_program", code_of(folder, case))
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
@@ -223,7 +227,15 @@ def predict(folder: pathlib.Path, case: Case) -> Predicted:
     space = Space(analysis, Mesh.parse(case.program.mesh))
     model = CostModel(space, hardware, overlap=case.program.overlap)
     name = case.program.strategy
-    state = dict(manual_states(model, {name: strategies[name]}))[name]
+    if name not in strategies:
+        raise PlanError(f"{folder.name}: no strategy {name}; use one of {', '.join(strategies)}")
+    state = dict(manual_states(model, {name: strategies[name]})).get(name, space.initial)
+    shards = (state >= 0).any(axis=tuple(range(state.ndim - 1)))
+    idle = [axis for axis, size, used in zip(
+        space.mesh.names, space.axis_sizes.tolist(), shards.tolist(), strict=True
+    ) if size > 1 and not used]  # fmt: skip
+    if idle:
+        raise PlanError(f"{folder.name}: strategy {name} shards nothing over {', '.join(idle)}")
     found = Prediction.of(model.price(state[None]))
     return Predicted(
         seconds=float(f"{found.step_seconds:.4g}"),

@@ -26,7 +26,7 @@ def copied(tmp_path: pathlib.Path, old: str = "", new: str = "") -> pathlib.Path
 
 def test_every_case_can_be_read_and_has_a_recorded_prediction() -> None:
     folders = published.folders()
-    assert len(folders) >= 44
+    assert len(folders) >= 67
     for folder in folders:
         case = published.read_case(folder)
         assert published.recorded(folder), folder
@@ -51,6 +51,14 @@ def test_every_case_can_be_read_and_has_a_recorded_prediction() -> None:
         (
             'model = "llama3.1-8b"\n', "",
             f"validation/{CASE}: [program] has no model, and there is no program.py",
+        ),
+        (
+            "sequences_per_device = 2", "sequences_per_device = 1.3",
+            f"validation/{CASE}/case.toml: 10.4 sequences on 8 devices; write a number of sequences",
+        ),
+        (
+            'model = "llama3.1-8b"\n', 'model = "llama3.1-8b"\ncode = "other.py"\n',
+            f"validation/{CASE}/case.toml: [program] has a model and code; remove one of them",
         ),
         ("devices = 8", "devices = [", f"validation/{CASE}/case.toml: Invalid value"),
         (
@@ -109,8 +117,8 @@ def test_the_page_has_the_recorded_predictions() -> None:
 
 def test_cases_of_a_source_share_a_program(tmp_path: pathlib.Path) -> None:
     source = published.CASES / "maxtext"
-    folder = tmp_path / "validation" / "maxtext" / "16b-v5e-512"
-    shutil.copytree(source / "16b-v5e-512", folder)
+    folder = tmp_path / "validation" / "maxtext" / "16b-v5e-2x256"
+    shutil.copytree(source / "16b-v5e-2x256", folder)
     missing = "there is no default_layers.py"
     with pytest.raises(PlanError, match=missing):
         published.read_case(folder)
@@ -119,3 +127,24 @@ def test_cases_of_a_source_share_a_program(tmp_path: pathlib.Path) -> None:
     model, strategies = published.program_of(folder, case)
     assert model.arguments[0]["layers"]["up"].shape == (32, 5120, 32768)
     assert case.program.strategy in strategies
+
+
+def test_a_strategy_must_use_all_axes() -> None:
+    folder = published.CASES / "maxtext" / "32b-v5p-64"
+    case = published.read_case(folder)
+    program = published.structs.replace(case.program, mesh="data=16,tensor=4")
+    with pytest.raises(PlanError, match="strategy FSDP shards nothing over data"):
+        published.predict(folder, published.structs.replace(case, program=program))
+    program = published.structs.replace(case.program, strategy="FSPD")
+    with pytest.raises(PlanError, match="no strategy FSPD; use one of FSDP"):
+        published.predict(folder, published.structs.replace(case, program=program))
+
+
+def test_the_strategy_itself_is_predicted() -> None:
+    """On a mesh of several axes, the best combination of its parts is another plan."""
+    folder = published.CASES / "maxtext" / "32b-v5p-64"
+    found, before = (
+        published.predict(folder, published.read_case(folder)),
+        published.recorded(folder),
+    )
+    assert found.seconds == pytest.approx(before.seconds, rel=1e-3)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import toast
 from tests.layered_steps import arrays, scanned_step, unrolled_step
@@ -238,7 +239,7 @@ def test_a_custom_gradient_reads_what_is_computed_again_by_its_own_name() -> Non
         return jnp.sqrt(x * x + 1)
 
     def forward(x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        result = jax.ad_checkpoint.checkpoint_name(jnp.sqrt(x * x + 1), "root")
+        result = checkpoint_name(jnp.sqrt(x * x + 1), "root")
         return result, (x, result)
 
     def backward(residuals: Any, gradient: jax.Array) -> tuple[jax.Array]:

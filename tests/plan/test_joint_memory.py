@@ -343,7 +343,7 @@ def weighted(weights: Any, x: Any) -> Any:
 
 
 def test_gathered_weights_are_gathered_once() -> None:
-    """Where gathers take no time beside products, the recomputation gathers again without it."""
+    """Where gathers take no time beside products, it is gathered again without ``gathered=w``."""
     weights = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 3
     x = jax.ShapeDtypeStruct((4096, 1024), jnp.float32)
     pins = {"x": P("data"), **{f"weights[{number}]": P("data") for number in range(3)}}

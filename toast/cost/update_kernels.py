@@ -36,7 +36,8 @@ def update_kernels(program: Program, live: Liveness, lanes: int) -> UpdateKernel
     The kernel that computes an update writes it into its buffer, if both are in the same loop.
     Another update, such as a value that the loop carries, needs a kernel of its own.  So does each
     further update that one kernel could compute: a scan that keeps ``x``, ``tanh(x)`` and their
-    product reads ``x`` for each.  It counts as one of the same kernel that reads more.
+    product reads ``x`` for each.  It is priced as part of that kernel, with one more read of as
+    many bytes as the update has: most such kernels read one array of that size.
     """
     kernel = live.kernel.copy()
     by_product, again = np.zeros((2, len(program.ops)), dtype=bool)

@@ -17,7 +17,7 @@ from toast.program import Program
 
 #: The expert strategies of a model by name: dimensions of arguments (paths with ``*``; negative
 #: dimensions count from the last) and their mesh axes, ``"first"``, ``"last"`` or ``"all"``, or the
-#: name of one.
+#: name of another one.
 Strategies = Mapping[str, Sequence[tuple[str, int, str]]]
 
 

@@ -36,12 +36,12 @@ _SQUEEZED, _SPARE = 0.08, 0.15
 #: are tried: such a program is traced and searched in seconds.
 _OTHER_WAYS, _FEW_OPS = ("minimal", "full"), 3_000
 
+#: Further presets, which are tried if the survey's shardings do not suit them: if their steps would
+#: take so many times as long as that of the best plan that fits.
+_UNSUITED_WAYS, _UNSUITED = ("minimal_with_context", "save_qkv_proj"), 1.3
+
 #: The most ops of a program whose best plan is searched again: half a minute for that many.
 _MORE_OPS = 20_000
-
-#: Further ones, which are tried if the survey's shardings do not suit them: if their steps would
-#: take so many times as long as the best.
-_UNSUITED_WAYS, _UNSUITED = ("minimal_with_context", "save_qkv_proj"), 1.3
 
 #: The most microbatches that are tried.
 _MOST_MICROBATCHES = 64
@@ -167,6 +167,8 @@ class _JointSearch:
         self.surveyed: Plan | None = None
         self.too_large: SearchError | None = None
         self._policies: SurveyPolicies | None = None
+        #: The policies that were searched without the survey's shardings, as texts.
+        self._searched_anew: set[str] = set()
         #: What was expected of each plan, by the text of its policy.
         self._expected: dict[str, SurveyedChoice] = {}
 
@@ -281,10 +283,12 @@ class _JointSearch:
     def _try_anew(self, policies: SurveyPolicies) -> None:
         """Searches the shardings of the best plan again, from none on, if its policy is a preset.
 
-        Whoever plans with the preset would get these shardings.
+        So the joint plan is never slower than a plan with the preset.
         """
         best = min(self.plans.values(), key=_rank, default=None)
         if best is None or len(best.analysis.program.ops) > _MORE_OPS:
+            return
+        if str(best.policy) in self._searched_anew:
             return
         for choice in policies.presets().values():
             if str(choice.policy) == str(best.policy):
@@ -305,9 +309,8 @@ class _JointSearch:
             choice = self._policies.presets().get(name)
             if best is None or choice is None or str(choice.policy) in self.plans:
                 continue
-            if name in _UNSUITED_WAYS and (
-                choice.step_seconds < _UNSUITED * best.after.step_seconds
-            ):
+            suits = best.fits and choice.step_seconds < _UNSUITED * best.after.step_seconds
+            if name in _UNSUITED_WAYS and suits:
                 continue
             plan = self._plan(name, self._policies.written(choice), anew=True)
             if plan is None or _rank(plan) >= _rank(best):
@@ -336,6 +339,8 @@ class _JointSearch:
         if plan is not None:
             text = str(plan.policy)
             self.plans[text] = min(plan, self.plans.get(text, plan), key=_rank)
+            if anew:
+                self._searched_anew.add(text)
         return plan
 
     def _attempt(
