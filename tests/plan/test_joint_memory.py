@@ -19,6 +19,7 @@ from toast.cost.host_memory import host_memory
 from toast.cost.residuals import residuals_of
 from toast.hardware import load
 from toast.models import build
+from toast.plan import joint_memory
 from toast.plan.maxtext_policy import maxtext_policy
 from toast.plan.survey_policies import SurveyPolicies
 from toast.ports import HardwarePlatform
@@ -387,3 +388,23 @@ def test_policies_as_maxtext_has_them() -> None:
         maxtext_policy(memory("layer: keep=sum", "sum"))
     with pytest.raises(toast.ToastError, match="has no memory policy"):
         plan(scanned, None).to_maxtext()
+
+
+def test_a_joint_plan_searches_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a preset's policy wins, the preset has had a search of its own, and only one."""
+    searched: list[tuple[str, bool]] = []
+    attempt = joint_memory._JointSearch._attempt
+
+    def recorded(self: Any, policy: Any, name: str, start: Any = None) -> Any:
+        searched.append((str(policy) if name == "proposed" else name, start is None))
+        return attempt(self, policy, name, start)
+
+    monkeypatch.setattr(joint_memory._JointSearch, "_attempt", recorded)
+    planned = toast.plan(
+        scanned, *arrays(2, 4, 16, 8), mesh="data=2", hardware="tpu-v5e", settings=SETTINGS,
+        remat="auto",
+    )  # fmt: skip
+    assert len(searched) == len({*searched})
+    assert planned.policy
+    if planned.policy.preset:
+        assert (planned.policy.preset, True) in searched
