@@ -99,8 +99,8 @@ def test_each_reduction_of_a_loss_reads_the_logits_again(
     assert float(terms["reads"].sum()) == pytest.approx(passes * once, rel=0.15)
 
 
-def test_a_loop_that_keeps_several_values_of_a_kernel_computes_them_once() -> None:
-    """Each value is written into an array of all iterations, by the kernel that computes it."""
+def test_further_values_that_a_loop_keeps_are_written_and_read_once_more() -> None:
+    """In XLA, the second of three takes two to four times as long as its bytes, the third as long."""
 
     def seconds(stacks: int) -> float:
         def body(x: Any, _: Any) -> tuple[Any, Any]:
@@ -109,10 +109,9 @@ def test_a_loop_that_keeps_several_values_of_a_kernel_computes_them_once() -> No
 
         return memory_seconds(lambda x: jax.lax.scan(body, x, length=8), "bfloat16", V5E)
 
-    # With the read of the value, the bytes of each further stack take longer than the elements.
     rate = V5E.memory_bytes_per_s * V5E.products.memory_share
     stack = 8 * SIDE * SIDE * 2 / rate
-    assert seconds(3) - seconds(2) <= stack * 1.01
+    assert 3.0 * stack < seconds(3) - seconds(1) <= 4.02 * stack
 
 
 def test_gathers_along_several_dimensions_are_copied() -> None:
