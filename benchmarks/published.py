@@ -230,10 +230,11 @@ def predict(folder: pathlib.Path, case: Case) -> Predicted:
     if name not in strategies:
         raise PlanError(f"{folder.name}: no strategy {name}; use one of {', '.join(strategies)}")
     state = dict(manual_states(model, {name: strategies[name]})).get(name, space.initial)
-    shards = (state >= 0).any(axis=tuple(range(state.ndim - 1)))
-    idle = [axis for axis, size, used in zip(
-        space.mesh.names, space.axis_sizes.tolist(), shards.tolist(), strict=True
-    ) if size > 1 and not used]  # fmt: skip
+    sizes = dict(zip(space.mesh.names, space.axis_sizes.tolist(), strict=True))
+    idle = [
+        axis for number, (axis, size) in enumerate(sizes.items())
+        if size > 1 and not (state[..., number] >= 0).any()
+    ]  # fmt: skip
     if idle:
         raise PlanError(f"{folder.name}: strategy {name} shards nothing over {', '.join(idle)}")
     found = Prediction.of(model.price(state[None]))
