@@ -34,11 +34,11 @@ _SQUEEZED, _SPARE = 0.08, 0.15
 
 #: Presets whose own searches may find other shardings, and the most ops of a program for which they
 #: are tried: such a program is traced and searched in seconds.
-_OTHER_WAYS, _FEW_OPS = ("minimal", "full"), 3_000
+_OTHER_WAYS, _FEW_OPS = ("minimal", "full", "minimal_with_context"), 3_000
 
 #: Further presets, which are tried if the survey's shardings do not suit them: if their steps would
 #: take so many times as long as that of the best plan that fits.
-_UNSUITED_WAYS, _UNSUITED = ("minimal_with_context", "save_qkv_proj"), 1.3
+_UNSUITED_WAYS, _UNSUITED = ("save_qkv_proj",), 1.3
 
 #: The most ops of a program whose best plan is searched again: half a minute for that many.
 _MORE_OPS = 20_000
