@@ -265,7 +265,9 @@ def record(folder: pathlib.Path, found: Predicted) -> None:
 def folders(only: str = "") -> list[pathlib.Path]:
     """The folders of all cases, or of those with ``only`` in their names."""
     return sorted(
-        path for path in CASES.glob("*/*") if path.is_dir() and only in "/".join(path.parts[-2:])
+        path
+        for path in CASES.glob("*/[!_]*")  # Python's caches are no cases
+        if path.is_dir() and only in "/".join(path.parts[-2:])
     )
 
 
