@@ -8,8 +8,10 @@ import shutil
 
 import pytest
 
+import toast
 from tests.benchmarks.test_evaluation import loaded
 from toast.errors import PlanError
+from toast.evaluation.baselines import manual
 
 published = loaded("published")
 CASE = "torchtitan/llama3.1-8b-h100-8"
@@ -143,8 +145,11 @@ def test_a_strategy_must_use_all_axes() -> None:
 def test_the_strategy_itself_is_predicted() -> None:
     """On a mesh of several axes, the best combination of its parts is another plan."""
     folder = published.CASES / "maxtext" / "32b-v5p-64"
-    found, before = (
-        published.predict(folder, published.read_case(folder)),
-        published.recorded(folder),
-    )
-    assert found.seconds == pytest.approx(before.seconds, rel=1e-3)
+    case = published.read_case(folder)
+    model, strategies = published.program_of(folder, case)
+    analysis = toast.analyze(model, platform="tpu")
+    best = manual(
+        analysis, case.program.mesh, "tpu-v5p", strategies, memory_bytes=2.0**50,
+        overlap=case.program.overlap,
+    )  # fmt: skip
+    assert published.predict(folder, case).seconds > 1.02 * best.after.step_seconds

@@ -16,8 +16,8 @@ from toast.models.parameters import count
 from toast.program import Program
 
 #: The expert strategies of a model by name: dimensions of arguments (paths with ``*``; negative
-#: dimensions count from the last) and their mesh axes, ``"first"``, ``"last"`` or ``"all"``, or the
-#: name of another one.
+#: dimensions count from the last) and their mesh axes: ``"first"``, ``"last"``, ``"all"``, or the
+#: name of an axis.
 Strategies = Mapping[str, Sequence[tuple[str, int, str]]]
 
 

@@ -8,8 +8,8 @@ from toast.models import Model, Strategies, decoder
 from toast.models.language_models import MIXTRAL_8X7B, strategies
 
 SIZES = dataclasses.replace(
-    MIXTRAL_8X7B, layers=56, d_model=6144, hidden=16384, heads=48, vocabulary=32768,
-    expert_hidden=16384, rope_theta=1e6, precision="bf16", remat="full",
+    MIXTRAL_8X7B, layers=56, d_model=6144, heads=48, vocabulary=32768, expert_hidden=16384,
+    rope_theta=1e6, precision="bf16", remat="full",
     offload="layer_input+query+key+value+attention_output",
 )  # fmt: skip
 STRATEGIES: Strategies = strategies(SIZES)
