@@ -33,6 +33,7 @@ from toast.cost.liveness import (
     allocated_only,
     computed_values,
     liveness,
+    narrower_scores,
     op_before,
     summed_selections,
 )
@@ -188,9 +189,10 @@ def build(
         selected, added = summed_selections(program, live), added_scatters(program, live)
     # Terms of their own count these values, which therefore have classes of their own: images in
     # bands, selections, and products that add scatters.
-    marks = np.zeros((3, len(program.values)), dtype=bool)
+    marks = np.zeros((4, len(program.values)), dtype=bool)
     marks[0, banded] = marks[1, selected] = True
     marks[2, [program.ops[product].results[0] for product, _ in added]] = True
+    marks[3, narrower_scores(program, live)] = True
     if lanes > 1 and product_operands:
         half = element_bytes(product_operands) / element_bytes("f32")
         stored[stored_rounded(program, live, names.use_op, names.use_value)] = half
@@ -548,6 +550,7 @@ def _value_classes(
         banded=marks[0, values],
         selected=marks[1, values],
         adds_scatter=marks[2, values],
+        scores=marks[3, values],
         merged=product & ~live.exists[values],
         repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
         headed=headed[values],

@@ -42,6 +42,10 @@ _SHORT = 0.35
 #: Fitted to compiled programs for v4, v5e and v6e.
 _TILES_OF_PARTS, _ROWS_OF_PARTS = 2, 5
 
+#: The bytes of attention's scores over those of their exponentials, which have wider elements
+#: (:func:`toast.cost.liveness.narrower_scores`).
+_SCORES = 0.5
+
 
 @dataclasses.dataclass(frozen=True)
 class LocalLayout:
@@ -110,6 +114,17 @@ class LocalLayout:
         share = np.where((values.stored < 1) & (self.partial > 0), 1.0, values.stored)
         if (values.repeated >= 0).any():
             share = np.where((values.repeated >= 0) & (self._heads <= 1), 0.0, share)
+        return share * self.narrowed
+
+    @functools.cached_property
+    def narrowed(self) -> Floats:
+        """``[S, C]`` the share of exponentials in place of which scores are stored, 1 of others."""
+        values, share = self.tables.values, np.ones(self.defined.shape[:2])
+        scores = np.flatnonzero(values.scores)
+        for dim in range(values.sizes.shape[1] if len(scores) else 0):
+            shards = self.devices[axes_of(self.defined[:, scores] == dim)]
+            one = (values.sizes[scores, dim] <= shards) & (dim < values.rank[scores])
+            share[:, scores] = np.where(one, _SCORES, share[:, scores])
         return share
 
     @functools.cached_property
@@ -144,6 +159,7 @@ class LocalLayout:
         """``[S, U]`` bytes on a device of a value at a use, which may round it."""
         uses, values = self.tables.uses, self.tables.values
         size = values.bytes[uses.value] * np.minimum(uses.share, values.stored[uses.value])
+        size = size * self.narrowed[:, uses.value]
         return np.asarray(size / self.devices[self.used_axes])
 
     @functools.cached_property
@@ -164,7 +180,8 @@ class LocalLayout:
     def _rounded(self, size: Floats) -> Floats:
         """``size`` (``[S, C]``) of values in memory, some of which products round."""
         values = self.tables.values
-        return size * self.stored if ((values.stored < 1) | (values.repeated >= 0)).any() else size
+        some = (values.stored < 1) | (values.repeated >= 0) | values.scores
+        return size * self.stored if some.any() else size
 
     def _tiled(self, size: Floats, dims: Dims, values: Ints) -> Floats:
         """``size`` with the padding of tiles; ``values`` are the value classes of its columns."""
@@ -510,7 +527,7 @@ class Layout(LocalLayout):
         """``[S, U]`` bytes on a device of a value at a use."""
         uses = self.tables.uses
         share = np.where(self.differs > 0, uses.share, self.tables.values.stored[uses.value])
-        size = self.tables.values.bytes[uses.value] * share
+        size = self.tables.values.bytes[uses.value] * share * self.narrowed[:, uses.value]
         return np.asarray(size / self.devices[self.used_axes])
 
     @functools.cached_property

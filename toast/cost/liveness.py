@@ -22,7 +22,7 @@ from toast.cost.overwriting import overwriting
 from toast.cost.program_loops import loops_of
 from toast.cost.shared_kernels import kernels
 from toast.cost.tables import CopyPairs, EntityTable
-from toast.program import Program, Signature
+from toast.program import Program, Signature, element_bytes
 from toast.space import BOUNDARY, PRODUCTS
 
 #: Ops that XLA's fusion stops at: their operands and results are in memory.
@@ -385,6 +385,8 @@ def liveness(
         is_float32 = np.array([value.type.dtype == "f32" for value in program.values], dtype=bool)
         # The live ranges of these operands have the delay already.
         delayed[(extended > 0) & (exists | ~is_float32)[use_value]] = 0
+        if delays:
+            delayed = np.maximum(delayed, _delays_in_loops(program, kind_of_op, uses, use_op))
     if lanes > 1:  # XLA moves a value to the host late, just before it moves it back
         for sent, fetched in round_trips(program):
             use_end[use_op == sent] = fetched
@@ -458,6 +460,37 @@ def _delays(
     return until
 
 
+def _delays_in_loops(
+    program: Program, kinds: list[str], uses: list[list[int]], use_op: Ints
+) -> Ints:
+    """``[uses]`` the last product of an iteration, if that of the use may run beside it; or 0.
+
+    No other product of the iteration needs its result, as that of the gradient of a weight.
+    """
+    until, loops = np.zeros(len(use_op), dtype=np.int64), loops_of(program)
+    backward = np.array([each in ("backward", "recomputed") for each in program.passes], dtype=bool)
+    any_product = np.array([kind in PRODUCTS | GROUPED for kind in kinds], dtype=bool)
+    product = np.array([kind in MATRIX_PRODUCTS for kind in kinds], dtype=bool)
+    for begin, _, end in loops:
+        here = np.zeros(len(program.ops), dtype=bool)
+        here[begin : end + 1] = True
+        needs = any_product & here
+        for inner in loops:
+            if begin < inner.begin and inner.end <= end:
+                here[inner.begin : inner.end + 1] = False
+                needs[inner.begin : inner.end + 1] = True
+        run = np.flatnonzero(any_product & backward & here)
+        if not len(run):
+            continue
+        needed = np.zeros(len(program.ops), dtype=bool)
+        for number in range(end, begin - 1, -1):
+            users = [user for value in program.ops[number].results for user in uses[value]]
+            needed[number] = any(begin <= user <= end and needs[user] for user in users)
+            needs[number] |= needed[number]
+        until[(product & backward & here & ~needed)[use_op]] = run[-1]
+    return until
+
+
 def _extend_delayed(
     program: Program, exists: Bools, use_op: Ints, use_value: Ints, use_end: Ints, until: Ints
 ) -> None:
@@ -479,6 +512,21 @@ def _extend_delayed(
                 if use_end[use] < stop:
                     use_end[use] = stop
                     pending.append((int(use_value[use]), stop))
+
+
+def narrower_scores(program: Program, live: Liveness) -> Ints:
+    """Exponentials of attention's scores, twice as wide as the product of queries and keys.
+
+    If a device has one sequence, head, group of heads or query of a group, XLA drops this dimension
+    behind the product, which therefore does not compute the exponentials.  The scores are in memory
+    instead.
+    """
+    width = [element_bytes(value.type.dtype) for value in program.values]
+    return np.array([
+        value for value, product in enumerate(live.fused_product.tolist())
+        if product >= 0 and 2 * width[product] == width[value]
+        and program.kinds[program.makers[value]] == "exponential"
+    ], dtype=np.int64)  # fmt: skip
 
 
 def spreading(program: Program) -> list[int]:

@@ -158,6 +158,7 @@ class ValueClasses(EntityTable):
     banded: Bools  # an image of :func:`toast.cost.image_tiles.may_be_in_bands`
     selected: Bools  # :func:`toast.cost.liveness.summed_selections`
     adds_scatter: Bools  # a product of :func:`toast.cost.liveness.added_scatters`
+    scores: Bools  # exponentials of :func:`toast.cost.liveness.narrower_scores`
     merged: Bools  # a product's result, fused with its only consumer unless summed
     repeated: Ints  # the dimension of heads that it repeats, if it is in memory for several; or -1
     headed: Ints  # the dimension of heads that may be in the lanes of its tiles; or -1

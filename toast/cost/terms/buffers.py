@@ -333,12 +333,9 @@ class SecondBuffers(Term):
 
     def _needed(self, layout: Layout) -> Bools:
         """``[S, C]`` whether a product needs a second buffer."""
-        operands = layout.tables.operands
-        result, rows = operands.result, np.arange(len(operands))
-        sliced = np.zeros((len(layout.held), len(operands)), dtype=bool)
-        for _, here in _slices(layout, rows):
-            sliced |= here
-        return _of_operands(layout, layout.parted[:, result] | (sliced & ~layout.whole[:, result]))
+        result = layout.tables.operands.result
+        sliced = _sliced(layout) & ~layout.whole[:, result]
+        return _of_operands(layout, layout.parted[:, result] | sliced)
 
     def least_bytes(self, layout: Layout) -> Floats:
         return np.zeros(layout.value_memory.shape)
@@ -386,6 +383,8 @@ class PartedOperands(SecondBuffers):
 
     def _needed(self, layout: Layout) -> Bools:
         needed = _of_loops(layout) & ~_with_halos(layout)
+        result = layout.tables.operands.result
+        needed |= _of_operands(layout, layout.unrolled[:, result] & _sliced(layout))
         return np.asarray(needed & (layout.band_padding == 0))
 
 
@@ -457,10 +456,16 @@ class SlicedSelections(Term):
         return np.asarray(layout.value_memory * (sliced & values.selected))
 
 
+#: The least bytes of operands that wait, over those of fast memory: XLA keeps smaller ones there.
+#: Fitted to open programs of ``benchmarks/strangers.py``.
+_LEAST_DELAYED = 0.125
+
+
 class DelayedOperands(PartedOperands):
     """Operands of such loops that only the optimizer needs, which run beside later products.
 
-    XLA moves the shards of the sum meanwhile, and the operands wait.
+    XLA moves the shards of the sum meanwhile, and the operands wait: in a loop, until its iteration
+    ends.
     """
 
     name, scope, label = "delayed operands", Entity.VALUE_CLASS, "value"
@@ -484,7 +489,8 @@ class DelayedOperands(PartedOperands):
         return Lifetimes(ranges.value_class[values], start, end[values] + 1, values)
 
     def _needed(self, layout: Layout) -> Bools:
-        return _of_loops(layout)
+        least = _LEAST_DELAYED * layout.machine.hardware.products.fast_bytes
+        return np.asarray(_of_loops(layout) & (layout.value_memory > least))
 
 
 #: The time for a padded element that a copy turns into lanes, over that of one that changes its
@@ -671,6 +677,15 @@ def _slices(layout: Layout, rows: Ints) -> Iterator[tuple[Dims, Bools]]:
         dim = layout.settled[:, result, axis]
         scattered = (layout.scattered[:, result] >> np.uint8(axis)) & 1 > 0
         yield dim, scattered & operands.along[rows, dim]
+
+
+def _sliced(layout: Layout) -> Bools:
+    """``[S, rows]`` whether a product needs slices of an operand, for the parts of a sum."""
+    operands = layout.tables.operands
+    sliced = np.zeros((len(layout.held), len(operands)), dtype=bool)
+    for _, here in _slices(layout, np.arange(len(operands))):
+        sliced |= here
+    return sliced
 
 
 def _of_loops(layout: Layout) -> Bools:
