@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import toast
 from tests.helpers import action, after_each
@@ -292,6 +293,66 @@ def test_operands_of_loops_wait_for_later_products(devices: int, waits: bool) ->
     model = CostModel(space, load("tpu-v6e"))
     waiting = model.tables.columns[DelayedOperands.name]
     assert (model.columns(model.layout(state[None]))[0, waiting].max() > 0) == waits
+
+
+@pytest.mark.parametrize(
+    ("hardware", "devices", "rows", "waits"),
+    [
+        ("tpu-v5e", 8, 1 << 18, True),
+        ("tpu-v5e", 4, 1 << 18, False),  # a short loop
+        ("tpu-v6e", 8, 1 << 18, False),  # it waits for all-gathers
+        ("tpu-v5e", 8, 1 << 16, False),  # 8 MiB stay in fast memory
+    ],
+)
+def test_operands_of_loops_in_a_scan_wait_for_the_end_of_an_iteration(
+    hardware: str, devices: int, rows: int, waits: bool
+) -> None:
+    def step(layers: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        @jax.checkpoint
+        def layer(x: jax.Array, pair: list[jax.Array]) -> tuple[jax.Array, None]:
+            return jnp.tanh(jnp.tanh(x @ pair[0]) @ pair[1]), None
+
+        def loss(layers: list[jax.Array]) -> jax.Array:
+            return (jax.lax.scan(layer, x, layers)[0].astype(jnp.float32) ** 2).sum()
+
+        return [w - 0.1 * g for w, g in zip(layers, jax.grad(loss)(layers), strict=True)]
+
+    x = jax.ShapeDtypeStruct((rows, 512), "bfloat16")
+    layers = [jax.ShapeDtypeStruct((3, 512, 512), "bfloat16")] * 2
+    analysis = toast.analyze(step, layers, x, donate=(0,), platform="tpu")
+    space = Space(analysis, Mesh.parse(f"d={devices}"), min_dimensions=0)
+    state = sharded(space, ("x", 0), ("layers[0]", 1), ("layers[1]", 1))
+    model = CostModel(space, load(hardware))
+    events, block = model.tables.events, model.tables.columns[DelayedOperands.name]
+    size = model.columns(model.layout(state[None]))[0]
+    here = (events.column >= block.start) & (events.column < block.stop)
+    ends = events.op[here & (events.sign < 0) & (size[events.column] > 0)]
+    last = [op for op, kind in enumerate(analysis.program.kinds) if kind == "dot_general"][-1]
+    assert {*ends.tolist()} == ({last + 1} if waits else set())
+
+
+@pytest.mark.parametrize(("sequence", "written"), [("model", True), (None, False)])
+def test_a_short_loop_reads_slices_of_the_gradient_of_logits(
+    sequence: str | None, written: bool
+) -> None:
+    """The gradient of the hidden values is scattered along the sequence."""
+
+    def loss(head: jax.Array, w: jax.Array, x: jax.Array, labels: jax.Array) -> jax.Array:
+        scores = jax.nn.log_softmax((jnp.tanh(x @ w) @ head).astype(jnp.float32))
+        return -jnp.take_along_axis(scores, labels[..., None], -1).mean()
+
+    half = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    pin = {"x": P("data", sequence), "head": P("data", "model"), "w": P("data")}
+    plan = toast.plan(
+        jax.value_and_grad(loss, (0, 1)), half((2048, 32768)), half((2048, 2048)),
+        half((64, 1024, 2048)), jax.ShapeDtypeStruct((64, 1024), "int32"),
+        mesh="data=4,model=4", hardware="tpu-v6e", constraints=toast.Constraints(pin=pin),
+    )  # fmt: skip
+    model = CostModel(Space(plan.analysis, plan.mesh), plan.hardware)
+    block = model.tables.columns[PartedOperands.name]
+    most = model.columns(model.layout(plan.state[None]))[0, block].max()
+    logits = 2 * 64 * 1024 * 32768 / 16
+    assert (most >= logits) == written
 
 
 def test_arguments_do_not_wait() -> None:
