@@ -48,6 +48,7 @@ from toast.cost.product_reads import (
     rounded_arguments,
 )
 from toast.cost.program_loops import LoopOps, loop_ties, loops_around, loops_of
+from toast.cost.random_bits import bit_operations
 from toast.cost.reshard_runs import reshard_runs
 from toast.cost.rounding import (
     carries_rounded,
@@ -139,6 +140,8 @@ def build(
     lanes: int = 1,
     vector_bytes: float = 0.0,
     relayout_bytes: float = 0.0,
+    flops_beside: float = 0.0,
+    elements_beside: float = 0.0,
     loops: bool = False,
     partitioned: bool = True,
     delays: bool = False,
@@ -149,9 +152,10 @@ def build(
     ``terms`` are those of the price: the timeline has a block of columns for each term with
     buffers.  ``product_operands`` is the element type to which products round float32 operands, or
     empty, and ``grouped_operands`` that of products of groups; ``lanes`` are the elements of a row
-    of the device's tiles, 1 for none, and ``vector_bytes`` and ``relayout_bytes`` are those of
-    :func:`toast.cost.vector_work.stretched`.  With ``loops``, products may be computed shard by
-    shard beside permutes.  ``partitioned`` is whether XLA partitions the program, rather than
+    of the device's tiles, 1 for none; ``vector_bytes`` and ``relayout_bytes`` are those of
+    :func:`toast.cost.vector_work.stretched`, and ``flops_beside`` and ``elements_beside`` those of
+    :func:`toast.cost.random_bits.bit_operations`.  With ``loops``, products may be computed shard
+    by shard beside permutes.  ``partitioned`` is whether XLA partitions the program, rather than
     compiles that of one device, and ``delays`` and ``recomputes_images`` are those of
     :func:`toast.cost.liveness.liveness`.
     """
@@ -292,6 +296,7 @@ def build(
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
         rules, ranges.rounded, remade, stored, as_operand, headed, tiles, constant, allocated, sums,
         marks, _kernels(program, grouped, live, priced, allocated, written, rows.updates),
+        bit_operations(program, live, ops.flops[classes.of_op], flops_beside, elements_beside),
     )  # fmt: skip
 
     def of_use_classes(of_use: Floats) -> Floats:
@@ -510,6 +515,7 @@ def _value_classes(
     sums: Sequence[int],
     marks: Bools,
     kernels: Floats,
+    bits: Floats,
 ) -> ValueClasses:
     values = grouped.representative
     maker = np.array(program.makers, dtype=np.int64)[values]
@@ -555,6 +561,7 @@ def _value_classes(
         repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
         headed=headed[values],
         transcendentals=_transcendentals(program, grouped),
+        bit_operations=np.bincount(grouped.of_value, bits, len(grouped.representative)),
         summed_whole=np.array([kind in _SUMMED_WHOLE for kind in kinds], dtype=bool),
         grouped=np.array([kind in GROUPED for kind in kinds], dtype=bool),
         reduces=summed_over[values],

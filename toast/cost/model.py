@@ -180,6 +180,8 @@ class CostModel:
             lanes=hardware.lanes,
             vector_bytes=hardware.vector_bytes,
             relayout_bytes=hardware.relayout_bytes,
+            flops_beside=hardware.flops_beside_integers,
+            elements_beside=hardware.integers_beside_elements,
             loops=self.loops,
             partitioned=self.partitioned,
             delays=hardware.lanes > 1 and "all_gather" in hardware.background,

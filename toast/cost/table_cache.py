@@ -37,6 +37,8 @@ def tables(
     lanes: int = 1,
     vector_bytes: float = 0.0,
     relayout_bytes: float = 0.0,
+    flops_beside: float = 0.0,
+    elements_beside: float = 0.0,
     loops: bool = False,
     partitioned: bool = True,
     delays: bool = False,
@@ -55,8 +57,8 @@ def tables(
             key = _key(
                 space,
                 f"{product_operands} {grouped_operands} {lanes} {vector_bytes} "
-                f"{relayout_bytes} {loops} {partitioned} {delays} {recomputes_images} "
-                f"{passes} {names}",
+                f"{relayout_bytes} {flops_beside} {elements_beside} {loops} {partitioned} "
+                f"{delays} {recomputes_images} {passes} {names}",
             )
     if key is not None:
         with contextlib.suppress(*disk_cache.DAMAGE):
@@ -66,7 +68,8 @@ def tables(
                 return unpacked
     built = build(
         space, terms, product_operands=product_operands, grouped_operands=grouped_operands,
-        lanes=lanes, vector_bytes=vector_bytes, relayout_bytes=relayout_bytes, loops=loops,
+        lanes=lanes, vector_bytes=vector_bytes, relayout_bytes=relayout_bytes,
+        flops_beside=flops_beside, elements_beside=elements_beside, loops=loops,
         partitioned=partitioned, delays=delays, recomputes_images=recomputes_images,
     )  # fmt: skip
     if key is not None:

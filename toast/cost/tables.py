@@ -163,6 +163,7 @@ class ValueClasses(EntityTable):
     repeated: Ints  # the dimension of heads that it repeats, if it is in memory for several; or -1
     headed: Ints  # the dimension of heads that may be in the lanes of its tiles; or -1
     transcendentals: Floats  # exponentials and the like, of all its values in a step
+    bit_operations: Floats  # of random bits, of all its values in a step
     summed_whole: Bools  # XLA sums it whole over many devices, even if parts suffice
     grouped: Bools  # the product of groups of rows, which a kernel of its own writes to memory
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor

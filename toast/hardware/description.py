@@ -190,6 +190,8 @@ class Hardware:
     #: Elements per second of memory-bound kernels: the vector unit computes in float32, so that
     #: small element types do not make them faster than that.
     vector_elements_per_s: float = math.inf
+    #: Operations per second on integers, such as those of random bits.
+    integer_operations_per_s: float = math.inf
     #: Elements per second of kernels that copy an array into tiles along other dimensions.
     transposed_elements_per_s: float = math.inf
     #: Elements per second of kernels that read one row of each tile, such as the next step of
@@ -242,6 +244,21 @@ class Hardware:
     def vector_bytes(self) -> float:
         """Bytes of memory traffic that take as long as the vector unit takes for one element."""
         return self.memory_bytes_per_s / self.vector_elements_per_s
+
+    @property
+    def flops_beside_integers(self) -> float:
+        """FLOPs of products that take as long as one operation on integers; 0 if these take none.
+
+        That is for products in bfloat16, or in the fastest element type.
+        """
+        return self.peak("bf16") / self.integer_operations_per_s
+
+    @property
+    def integers_beside_elements(self) -> float:
+        """Operations on integers that take as long as an element of a memory-bound kernel."""
+        if math.isinf(self.integer_operations_per_s):
+            return 0.0
+        return self.integer_operations_per_s / self.vector_elements_per_s
 
     def fill_bytes_per_s(self, element_bytes: Floats) -> Floats:
         """The rate at which constants are written, for elements of some bytes.

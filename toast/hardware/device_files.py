@@ -170,6 +170,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     early_gathers: tuple[Share, Share] = (1.0, 1.0)
     vector_products_per_s: FlopsPerS = math.inf
     vector_elements_per_s: FlopsPerS = math.inf
+    integer_operations_per_s: FlopsPerS = math.inf
     transposed_elements_per_s: FlopsPerS = math.inf
     row_elements_per_s: ElementsPerS = math.inf
     lane_elements_per_s: ElementsPerS | None = None
@@ -352,6 +353,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         transcendentals_per_s=file.transcendentals_per_s,
         vector_products_per_s=file.vector_products_per_s,
         vector_elements_per_s=file.vector_elements_per_s,
+        integer_operations_per_s=file.integer_operations_per_s,
         transposed_elements_per_s=file.transposed_elements_per_s,
         row_elements_per_s=file.row_elements_per_s,
         lane_elements_per_s=file.lane_elements_per_s or file.row_elements_per_s,
@@ -484,7 +486,8 @@ def _faults(file: DeviceFile) -> Iterator[_Fault]:
         yield _Fault("flops_per_s", best, reason, "check the units of both")
     for key in (
         "transcendentals_per_s", "vector_products_per_s", "vector_elements_per_s",
-        "transposed_elements_per_s", "row_elements_per_s", "lane_elements_per_s",
+        "integer_operations_per_s", "transposed_elements_per_s", "row_elements_per_s",
+        "lane_elements_per_s",
     ):  # fmt: skip
         if flops[best] < (getattr(file, key) or 0.0) < math.inf:
             reason = f"{key} exceeds the peak of matrix products"

@@ -32,6 +32,7 @@ from toast.cost.terms.kernels import (
     Latencies,
     PartedProducts,
     ProductWork,
+    RandomBits,
     Reads,
     RoundedReads,
     Roundings,
@@ -62,7 +63,7 @@ from toast.cost.terms.traffic import (
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
     ProductWork(), PartedProducts(), KernelWork(), Writes(), SumKernels(), Transcendentals(),
-    Reads(), RoundedReads(), StepRows(), Latencies(), Roundings(), GatherCopies(),
+    RandomBits(), Reads(), RoundedReads(), StepRows(), Latencies(), Roundings(), GatherCopies(),
     LogitGradients(), HostTransfers(),
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),

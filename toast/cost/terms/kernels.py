@@ -651,6 +651,17 @@ class HostTransfers(Term):
         return np.asarray(layout.value_bytes * (values.transfers / rate))
 
 
+class RandomBits(LocalTerm):
+    """Operations on integers that kernels do not hide (:mod:`toast.cost.random_bits`)."""
+
+    name, scope = "random bits", Entity.VALUE_CLASS
+
+    def seconds(self, layout: LocalLayout) -> Floats:
+        work = layout.tables.values.bit_operations
+        rate = layout.machine.hardware.integer_operations_per_s
+        return np.asarray(work / rate / layout.devices[layout.defined_axes])
+
+
 class Transcendentals(LocalTerm):
     """Exponentials and the like, which are slow on the vector unit."""
 
