@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pickle
 from typing import Any
 
@@ -305,6 +306,50 @@ def test_the_batch_is_cut_if_nothing_else_helps() -> None:
         plan(accumulated, "auto", memory_bytes=limit, microbatches=1)
     with pytest.raises(toast.ToastError):
         plan(scanned, "auto", memory_bytes=limit)  # it accumulates nothing
+
+
+def test_the_batch_is_cut_rather_than_computed_again() -> None:
+    """Everything of a smaller microbatch fits, and takes less time than what runs again."""
+
+    @toast.checkpoint
+    def dense(x: Any, w: Any) -> Any:
+        return jnp.tanh(jnp.tanh(x @ w[0]) @ w[1])
+
+    def loss(weights: Any, x: Any) -> Any:
+        for pair in weights:
+            x = dense(x, pair)
+        return jnp.mean(x.astype(jnp.float32) ** 2)
+
+    def whole(weights: Any, x: Any) -> Any:
+        return jax.value_and_grad(loss)(weights, x)
+
+    accumulated = toast.accumulate(whole, batch_argnums=1)
+    half = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    shapes = [(half((2048, 8192)), half((8192, 2048)))] * 8, half((1 << 17, 2048))
+
+    def planned(step: Any, remat: str, **options: Any) -> toast.Plan:
+        return toast.plan(
+            step, *shapes, mesh="data=4", hardware="tpu-v5e", settings=SETTINGS, remat=remat,
+            **options,
+        )  # fmt: skip
+
+    kept = planned(whole, "none")
+    limit = 0.7 * kept.after.peak_bytes
+    one = planned(accumulated, "auto", memory_bytes=limit, microbatches=1)
+    cut = planned(accumulated, "auto", memory_bytes=limit)
+    assert one.fits
+    assert one.after.step_seconds > 1.02 * kept.after.step_seconds
+    assert cut.fits
+    assert cut.microbatches == 2
+    assert cut.after.step_seconds < one.after.step_seconds
+    assert "chose the first of" in cut.note
+    assert "none in 2 microbatches" in cut.note
+    for free in (
+        planned(accumulated, "auto", memory_bytes=2 * kept.after.peak_bytes),
+        planned(whole, "auto", memory_bytes=limit),  # it accumulates nothing
+    ):
+        assert free.microbatches == 1
+        assert "microbatches" not in free.note
 
 
 def test_the_joint_plan_runs() -> None:

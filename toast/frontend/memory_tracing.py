@@ -104,7 +104,8 @@ class MemoryTrace:
         if self.policy is not None and not (blocks and (differentiated or self.gradients)):
             self._check_blocks(name, self.policy)
         policy = self.policy and self.policy.resolved(blocks)
-        return TracedMemory(policy, max(self.accumulated, default=1), blocks, tuple(self.own))
+        microbatches = max(self.accumulated, default=1)
+        return TracedMemory(policy, microbatches, blocks, tuple(self.own), bool(self.accumulated))
 
     def _check_blocks(self, name: str, policy: MemoryPolicy) -> None:
         """Raises an error if a program without blocks cannot have the policy."""

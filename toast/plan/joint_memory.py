@@ -72,8 +72,9 @@ def joint_plan(
 ) -> Plan:
     """The plan with the shortest step that fits, of those with the policies that are tried.
 
-    If none fits, and the batch may be cut, the program is planned with more microbatches.  If none
-    fits then, it is the plan with the smallest peak.  The ``note`` of the result lists the others.
+    If the batch may be cut, the program is also planned with more microbatches: if no policy fits,
+    or if it takes less time to keep everything of smaller ones than to recompute.  If no plan fits,
+    it is the plan with the smallest peak.  The ``note`` of the result lists the others.
 
     :param may_cut_batch: whether the number of microbatches is free.
     :raises toast.errors.SearchError: if no plan is within the limit of the user.
@@ -83,9 +84,13 @@ def joint_plan(
     try:
         searches[0].run()
     except TargetError as error:
-        raise TargetError(re.sub(r"remat (none|full): ", "remat auto: ", str(error))) from None
-    if may_cut_batch and not searches[0].fits:
-        searches += _with_microbatches(plan_with, progress)
+        text = re.sub(r"remat(=?)('?)(none|full)('?): ", r"remat\1\2auto\4: ", str(error))
+        raise TargetError(text) from None
+    if may_cut_batch:
+        if not searches[0].fits:
+            searches += _with_microbatches(plan_with, progress)
+        elif more := searches[0].microbatches_that_keep_all():
+            searches += _keeping_all(plan_with, progress, more)
     every = [plan for search in searches for plan in search.plans.values()]
     if not every:
         assert searches[0].too_large is not None
@@ -134,6 +139,21 @@ def _with_microbatches(
         fits = search.fits
 
 
+def _keeping_all(
+    plan_with: PlanWith, progress: Callable[[Any], None] | None, count: int
+) -> Iterator[_JointSearch]:
+    """Searches that keep everything in so many microbatches, and in twice as many if need be."""
+    for number in (count, 2 * count):
+        search = _JointSearch(plan_with, progress, number)
+        try:
+            search.keep_all()
+        except TargetError:  # the number does not divide the batch
+            return
+        yield search
+        if search.fits:
+            return
+
+
 def _rank(plan: Plan) -> tuple[bool, float]:
     price, own = plan.after, not (plan.policy and plan.policy.preset)
     seconds = price.step_seconds * (1.0 + GAIN * own)
@@ -176,6 +196,32 @@ class _JointSearch:
     def fits(self) -> bool:
         """Whether a plan fits."""
         return any(plan.fits for plan in self.plans.values())
+
+    def microbatches_that_keep_all(self) -> int | None:
+        """The least power of two of microbatches for which keeping everything may be the best.
+
+        ``None`` if everything of the whole batch fits, if the best plan takes no longer than that
+        would take, or if the program does not accumulate gradients.
+        """
+        best = min(self.plans.values(), key=_rank)
+        memory = best.analysis.program.memory
+        kept = self._policies and self._policies.presets().get("none")
+        if kept is None or memory is None or not memory.accumulates:
+            return None
+        if any(plan.fits and plan.policy and plan.policy.preset == "none" for plan in
+               self.plans.values()):  # fmt: skip
+            return None
+        if best.after.step_seconds <= kept.step_seconds * (1.0 + GAIN):
+            return None
+        held = best.after.argument_bytes
+        beside, room, count = kept.needed_bytes - held, best.memory_bytes - held, 2
+        while beside > count * room and count < _MOST_MICROBATCHES:
+            count *= 2
+        return count
+
+    def keep_all(self) -> None:
+        """Plans the program with everything kept."""
+        self._plan("none")
 
     def survey_fits(self) -> bool:
         """Whether a policy is expected to fit."""

@@ -415,6 +415,8 @@ class TracedMemory:
     blocks: tuple[Block, ...] = ()
     #: Recomputation in the program that the policy leaves alone, as text.
     own: tuple[str, ...] = ()
+    #: Whether gradients are accumulated, so that the batch may be cut.
+    accumulates: bool = dataclasses.field(default=False, compare=False)
 
 
 def _known(blocks: Sequence[Block]) -> str:

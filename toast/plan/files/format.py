@@ -109,6 +109,9 @@ class RematEntry(_Entry, frozen=True, kw_only=True):
     own: Annotated[
         tuple[str, ...], Meta(description="Recomputation in the program that stays as it is.")
     ] = ()
+    accumulates: Annotated[
+        bool, Meta(description="Whether it accumulates gradients, so that the batch may be cut.")
+    ] = False
 
 
 class PaddingEntry(_Entry, frozen=True, kw_only=True):

@@ -174,7 +174,7 @@ def _memory(entry: RematEntry) -> TracedMemory:
         )
         for block in entry.blocks
     )  # fmt: skip
-    return TracedMemory(policy, entry.microbatches, blocks, entry.own)
+    return TracedMemory(policy, entry.microbatches, blocks, entry.own, entry.accumulates)
 
 
 def _saved(name: str, path: pathlib.Path | None, file: PlanFile, *, old: bool) -> Saved:
