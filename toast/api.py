@@ -127,6 +127,15 @@ def program_of(
         platform, keywords = None, {**keywords, "platform": platform}
     if not isinstance(trip_counts, Mapping | numbers.Integral | None):
         trip_counts, keywords = None, {**keywords, "trip_counts": trip_counts}
+    if callable(remat) and not isinstance(remat, MemoryPolicy):
+        raise TargetError(
+            f"remat={getattr(remat, '__name__', remat)!r}: a policy of JAX belongs to a "
+            "jax.checkpoint of the program; use a preset such as 'full', names of values, or 'auto'"
+        )
+    if isinstance(microbatches, str):
+        raise TargetError(
+            f"microbatches={microbatches!r}: use a number; without one, remat='auto' chooses it"
+        )
     if not isinstance(remat, str | MemoryPolicy | None):
         remat, keywords = None, {**keywords, "remat": remat}
     if not isinstance(microbatches, int | None):
@@ -150,10 +159,7 @@ def traced_with(
     chosen = {"remat": remat, "microbatches": microbatches}
     if not _traces(target):
         name = next(name for name, value in chosen.items() if value is not None)
-        raise TargetError(
-            f"{name}={chosen[name]!r}: needs a function that can be traced again, not a "
-            f"{type(target).__name__}; pass the function itself"
-        )
+        raise TargetError(_untraced(name, chosen[name], target))
     from toast.frontend import memory_tracing
     from toast.frontend.microbatches import check_microbatches
 
@@ -161,6 +167,14 @@ def traced_with(
     policy = MemoryPolicy.parse(remat) if isinstance(remat, str) else remat
     with memory_tracing.requested(policy, microbatches):
         yield
+
+
+def _untraced(name: str, value: Any, target: Any) -> str:
+    kind = type(target).__name__
+    return (
+        f"{name}={value!r}: needs a function that can be traced again, not a {kind}; pass the "
+        "function itself"
+    )
 
 
 def _traces(target: Any) -> bool:
@@ -363,6 +377,8 @@ def plan(
     stages = check_stages(stages, 2 if executor else settings.processes)
     saved = None if start is None else read(start)
     if remat == "auto" and not isinstance(target, Analysis):
+        if not _traces(target):
+            raise TargetError(_untraced("remat", "auto", target))
         with traced_with(target, "none", microbatches):
             pass  # raises errors
         own_start, own_count = start, microbatches

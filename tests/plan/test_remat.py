@@ -192,3 +192,27 @@ def test_policies_with_several_blocks_share_a_line() -> None:
     assert lines[1].startswith("remat full, second; recomputed: ")
     assert "adds" not in lines[0] + lines[1]
     assert lines[2].startswith("recomputation adds about ")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"remat": jax.checkpoint_policies.dots_saveable},
+            "remat='.*': a policy of JAX belongs to",
+        ),
+        ({"remat": "full", "microbatches": "auto"}, "microbatches='auto': use a number"),
+    ],
+)
+def test_options_of_jax_are_no_options_of_a_plan(options: dict[str, Any], said: str) -> None:
+    """They are no arguments of the function, either: it would not take them."""
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    with pytest.raises(toast.ToastError, match=said):
+        toast.plan(jax.grad(lambda x: (x**2).sum()), x, mesh="d=2", hardware="tpu-v5e", **options)
+
+
+def test_lowered_programs_have_no_joint_plan() -> None:
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    lowered = jax.jit(jax.grad(lambda x: (x**2).sum())).lower(x)
+    with pytest.raises(toast.ToastError, match="remat='auto': needs a function"):
+        toast.plan(lowered, mesh="d=2", hardware="tpu-v5e", remat="auto")

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
-from toast.errors import ToastError
+from toast.errors import TargetError, ToastError
 from toast.fitting.fit_table import PlanRequest, Remedy
 from toast.fitting.requests import OutOfTimeError, RequestPlanner
 from toast.hardware import Mesh, load, names
@@ -144,8 +144,16 @@ class _Remedies:
             yield self._remedy("recompute, and offload arguments of layers to the host", None)
 
     def _microbatches(self) -> Iterator[Remedy]:
-        """Cut the batch, if the program accumulates gradients."""
-        free = self._request.microbatches is None
+        """Cut the batch, if the program accumulates gradients, or advice to do so."""
+        program, free = self._plan.analysis.program, self._request.microbatches is None
+        advice = Remedy(
+            "toast.accumulate", "cut the batch: it goes around the gradient; then --microbatches N",
+            "priced",
+        )  # fmt: skip
+        trains = self._planner is not None and "backward" in program.passes
+        if trains and program.memory is not None and not program.memory.accumulates:
+            yield advice
+            return
         if not self._may_trace() or (self._policy == "auto" and free):
             return
         now = max(1, self._plan.microbatches)
@@ -153,7 +161,12 @@ class _Remedies:
         for _ in range(2):
             if count > _MOST_MICROBATCHES or not self._may_trace():
                 return
-            plan = self._attempt(microbatches=count)
+            try:
+                plan = self._attempt(microbatches=count)
+            except TargetError as error:
+                if trains and "no gradients are accumulated" in str(error):
+                    yield advice
+                return
             if plan.fits:
                 yield self._remedy(
                     "cut the batch, add up gradients", plan, f"--microbatches {count}",
