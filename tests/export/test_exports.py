@@ -241,3 +241,20 @@ def test_names_cannot_break_out_of_the_file() -> None:
     )
     for to in ("python", "flax"):
         module_of(own.export(to))
+
+
+def test_exports_name_the_memory_policy_and_the_microbatches() -> None:
+    """They have shardings alone; MaxText's configuration has both."""
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        layer = toast.checkpoint(lambda y, w: jnp.tanh(y @ w), name="layer")
+        gradient = jax.value_and_grad(lambda w, x: (layer(x, w) ** 2).mean())
+        return toast.accumulate(gradient, batch_argnums=1)(w, x)[1]
+
+    shapes = (jax.ShapeDtypeStruct(size, "float32") for size in ((64, 64), (256, 64)))
+    cut = toast.plan(step, *shapes, mesh="data=4", hardware="tpu-v5e", remat="full", microbatches=2)
+    python = cut.export("python")
+    assert "with the memory policy full and in 2 microbatches" in " ".join(python.split()[:40])
+    compile(python, "plan.py", "exec")
+    assert cut.to_maxtext() == "remat_policy: full\ngradient_accumulation_steps: 2\n"
+    assert "memory policy" not in plan().export("python")

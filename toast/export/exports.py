@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from toast.errors import PlanError
+from toast.export.exported_text import comments
 from toast.export.flax_names import flax_module
 from toast.export.levanter_axes import levanter_config
 from toast.export.logical_axes import logical_axes
@@ -13,6 +14,7 @@ from toast.export.maxtext_rules import maxtext_config
 from toast.export.python_module import python_module
 from toast.export.torch_placements import torch_module
 from toast.plan import Plan, Saved
+from toast.program import TracedMemory
 
 #: The formats, and what each is.
 FORMATS: Mapping[str, str] = {
@@ -33,14 +35,15 @@ def export(
 ) -> str:
     """The implementation of :meth:`toast.Plan.export`."""
     _check(to, names, rename)
+    unsaid = _unsaid(plan.analysis.program.memory)
     if to == "python":
-        return python_module(plan)
+        return unsaid + python_module(plan)
     if to == "torch":
         return torch_module(plan)
     axes = logical_axes(plan, names)
-    if to == "flax":
-        return flax_module(axes)
-    return maxtext_config(axes, rename) if to == "maxtext" else levanter_config(axes)
+    if to == "maxtext":
+        return maxtext_config(axes, rename)
+    return unsaid + (flax_module(axes) if to == "flax" else levanter_config(axes))
 
 
 def export_file(saved: Saved, to: str) -> str:
@@ -54,7 +57,22 @@ def export_file(saved: Saved, to: str) -> str:
         raise PlanError(
             f"{saved.name}: the file has no {lacking}; add the program of the plan for {to}"
         )
-    return python_module(saved)
+    return _unsaid(saved.memory) + python_module(saved)
+
+
+def _unsaid(memory: TracedMemory | None) -> str:
+    """A comment on the memory policy and the microbatches, which a file of shardings lacks."""
+    parts = []
+    if memory is not None and memory.policy is not None:
+        parts.append(f"with the memory policy {memory.policy.preset or memory.policy}")
+    if memory is not None and memory.microbatches > 1:
+        parts.append(f"in {memory.microbatches} microbatches")
+    if not parts:
+        return ""
+    return comments([
+        f"The plan computes its step {' and '.join(parts)}. This file has shardings alone: without "
+        "the rest, the step needs more memory."
+    ])  # fmt: skip
 
 
 def _check(to: str, names: Mapping[str, str] | None, rename: Mapping[str, str] | None) -> None:

@@ -205,7 +205,7 @@ class _JointSearch:
         """
         best = min(self.plans.values(), key=_rank)
         memory = best.analysis.program.memory
-        kept = self._policies and self._policies.presets().get("none")
+        kept = None if self._policies is None else self._policies.presets().get("none")
         if kept is None or memory is None or not memory.accumulates:
             return None
         if any(plan.fits and plan.policy and plan.policy.preset == "none" for plan in

@@ -32,7 +32,7 @@ _OWN = frozenset({"none", "named"})
 
 
 def maxtext_policy(memory: TracedMemory | None) -> str:
-    """The lines of MaxText's configuration for the policy of a program.
+    """The lines of MaxText's configuration for the policy and the microbatches of a program.
 
     Values that are kept or offloaded and have no name in MaxText are listed in a comment.  Raises
     :class:`toast.errors.PlanError` if there is no policy, if no value has a name of MaxText, or if
@@ -41,8 +41,11 @@ def maxtext_policy(memory: TracedMemory | None) -> str:
     policy = None if memory is None else memory.policy
     if memory is None or policy is None:
         raise PlanError("the plan has no memory policy; plan with remat=, for example remat='auto'")
+    cut = ""
+    if memory.microbatches > 1:
+        cut = f"gradient_accumulation_steps: {memory.microbatches}\n"
     if policy.preset in PRESETS and policy.preset not in _OWN:
-        return f"remat_policy: {policy.preset}\n"
+        return f"remat_policy: {policy.preset}\n{cut}"
     parts = [block.name for block in memory.blocks if RunRange.parse(block.name).is_part]
     if parts:
         raise PlanError(
@@ -70,7 +73,7 @@ def maxtext_policy(memory: TracedMemory | None) -> str:
             "no residual of the plan has a name of MaxText; name them with "
             f"jax.ad_checkpoint.checkpoint_name: {', '.join(_NAMES)}"
         )
-    return "\n".join(_lines(chosen, nameless)) + "\n"
+    return "\n".join(_lines(chosen, nameless)) + f"\n{cut}"
 
 
 def _lines(chosen: Mapping[str, Choice], nameless: Mapping[Choice, list[str]]) -> Iterator[str]:
