@@ -84,7 +84,7 @@ def joint_plan(
     try:
         searches[0].run()
     except TargetError as error:
-        text = re.sub(r"remat(=?)('?)(none|full)('?): ", r"remat\1\2auto\4: ", str(error))
+        text = re.sub(r"remat (none|full): ", "remat auto: ", str(error))
         raise TargetError(text) from None
     if may_cut_batch:
         if not searches[0].fits:
