@@ -116,9 +116,9 @@ def program_of(
         number is an argument of the function.
     :param remat: which residuals the program keeps, recomputes or offloads: a preset such as
         ``"full"``, a :class:`toast.MemoryPolicy` or its text.  By default, what the program says.
-        A value that is neither text nor a policy is an argument of the function.
+        A value that is neither text nor a policy, nor a function, is an argument of the function.
     :param microbatches: the number of microbatches of each ``toast.accumulate``.  A value that is
-        not a whole number is an argument of the function.
+        neither a whole number nor text is an argument of the function.
     :param keywords: keyword arguments of a function.
     :raises toast.errors.TargetError: if the target cannot be read, or an option does not apply to
         it.
@@ -127,15 +127,7 @@ def program_of(
         platform, keywords = None, {**keywords, "platform": platform}
     if not isinstance(trip_counts, Mapping | numbers.Integral | None):
         trip_counts, keywords = None, {**keywords, "trip_counts": trip_counts}
-    if callable(remat) and not isinstance(remat, MemoryPolicy):
-        raise TargetError(
-            f"remat={getattr(remat, '__name__', remat)!r}: a policy of JAX belongs to a "
-            "jax.checkpoint of the program; use a preset such as 'full', names of values, or 'auto'"
-        )
-    if isinstance(microbatches, str):
-        raise TargetError(
-            f"microbatches={microbatches!r}: use a number; without one, remat='auto' chooses it"
-        )
+    _check_memory_options(remat, microbatches)
     if not isinstance(remat, str | MemoryPolicy | None):
         remat, keywords = None, {**keywords, "remat": remat}
     if not isinstance(microbatches, int | None):
@@ -167,6 +159,19 @@ def traced_with(
     policy = MemoryPolicy.parse(remat) if isinstance(remat, str) else remat
     with memory_tracing.requested(policy, microbatches):
         yield
+
+
+def _check_memory_options(remat: Any, microbatches: Any) -> None:
+    """Raises :class:`toast.errors.TargetError` for what neither a plan nor a function can take."""
+    if callable(remat) and not isinstance(remat, MemoryPolicy):
+        raise TargetError(
+            f"remat={getattr(remat, '__name__', remat)!r}: a policy of JAX belongs to a "
+            "jax.checkpoint of the program; use a preset such as 'full', names of values, or 'auto'"
+        )
+    if isinstance(microbatches, str):
+        raise TargetError(
+            f"microbatches={microbatches!r}: use a number; without one, remat='auto' chooses it"
+        )
 
 
 def _untraced(name: str, value: Any, target: Any) -> str:
@@ -342,7 +347,7 @@ def plan(
         together (:mod:`toast.plan.joint_memory`), and the plan with the shortest step that fits is
         returned.
     :param microbatches: as for :func:`program_of`.  Without a number, ``remat="auto"`` chooses one
-        if nothing fits without.
+        if nothing fits without, or if that takes less time than to recompute.
     :raises toast.errors.HardwareError: if ``remat`` offloads to the host, and the hardware has no
         link to one.
     :raises toast.errors.MeshError: if an axis of the mesh divides no dimension, or the system is
@@ -376,6 +381,7 @@ def plan(
     executor = check_executor(executor)
     stages = check_stages(stages, 2 if executor else settings.processes)
     saved = None if start is None else read(start)
+    _check_memory_options(remat, microbatches)
     if remat == "auto" and not isinstance(target, Analysis):
         if not _traces(target):
             raise TargetError(_untraced("remat", "auto", target))

@@ -61,3 +61,25 @@ def test_each_kernel_computes_them_again() -> None:
                         half(4096, 512), half(512, 128), KEY)  # fmt: skip
     twice = term_seconds("tpu-v5e", function, half(4096, 512), half(512, 128), half(128, 4096), KEY)
     assert twice[RandomBits.name] == pytest.approx(2 * once[RandomBits.name], rel=0.05)
+
+
+def test_empty_arrays_take_no_time() -> None:
+    def function(x: jax.Array, y: jax.Array) -> jax.Array:
+        mixed = (x << 3) ^ (x >> 5)
+        return jnp.concatenate([mixed.astype(jnp.bfloat16), y]) * 2
+
+    empty = jax.ShapeDtypeStruct((0, 64), "uint32")
+    found = term_seconds("tpu-v5e", function, empty, half(64, 64))
+    assert not found.get(RandomBits.name)
+
+
+def test_a_mask_for_all_steps_of_a_loop_is_computed_once() -> None:
+    def function(x: jax.Array, w: jax.Array, key: jax.Array) -> jax.Array:
+        keep = jax.random.bernoulli(key, 0.9, x.shape)
+        return jax.lax.scan(lambda y, w: (jnp.where(keep, y @ w, 0.0), None), x, w)[0]
+
+    once, often = (
+        term_seconds("tpu-v5e", function, half(4096, 128), half(steps, 128, 128), KEY)
+        for steps in (2, 16)
+    )
+    assert often[RandomBits.name] == pytest.approx(once[RandomBits.name])

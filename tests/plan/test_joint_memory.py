@@ -429,7 +429,10 @@ def test_policies_as_maxtext_has_them() -> None:
     ]  # fmt: skip
     assert maxtext_policy(memory("minimal", "query")) == "remat_policy: minimal\n"
     cut = dataclasses.replace(memory("minimal", "query"), microbatches=4)
-    assert maxtext_policy(cut) == "remat_policy: minimal\ngradient_accumulation_steps: 4\n"
+    assert maxtext_policy(cut).splitlines()[:2] == [
+        "remat_policy: minimal", "gradient_accumulation_steps: 4",
+    ]  # fmt: skip
+    assert "per_device_batch_size" in maxtext_policy(cut)
     assert maxtext_policy(memory("none", "query")).splitlines()[1] == "query_proj: device"
     with pytest.raises(toast.ToastError, match="no residual of the plan has a name of MaxText"):
         maxtext_policy(memory("layer: keep=sum", "sum"))

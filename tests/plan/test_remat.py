@@ -202,6 +202,7 @@ def test_policies_with_several_blocks_share_a_line() -> None:
             "remat='.*': a policy of JAX belongs to",
         ),
         ({"remat": "full", "microbatches": "auto"}, "microbatches='auto': use a number"),
+        ({"remat": "auto", "microbatches": "auto"}, "microbatches='auto': use a number"),
     ],
 )
 def test_options_of_jax_are_no_options_of_a_plan(options: dict[str, Any], said: str) -> None:

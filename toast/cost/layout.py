@@ -114,7 +114,7 @@ class LocalLayout:
         share = np.where((values.stored < 1) & (self.partial > 0), 1.0, values.stored)
         if (values.repeated >= 0).any():
             share = np.where((values.repeated >= 0) & (self._heads <= 1), 0.0, share)
-        return share * self.narrowed
+        return np.minimum(share, self.narrowed)
 
     @functools.cached_property
     def narrowed(self) -> Floats:
@@ -123,7 +123,7 @@ class LocalLayout:
         scores = np.flatnonzero(values.scores)
         for dim in range(values.sizes.shape[1] if len(scores) else 0):
             shards = self.devices[axes_of(self.defined[:, scores] == dim)]
-            one = (values.sizes[scores, dim] <= shards) & (dim < values.rank[scores])
+            one = (values.sizes[scores, dim] <= shards) & (dim < values.rank[scores] - 2)
             share[:, scores] = np.where(one, _SCORES, share[:, scores])
         return share
 
@@ -158,8 +158,8 @@ class LocalLayout:
     def use_bytes(self) -> Floats:
         """``[S, U]`` bytes on a device of a value at a use, which may round it."""
         uses, values = self.tables.uses, self.tables.values
-        size = values.bytes[uses.value] * np.minimum(uses.share, values.stored[uses.value])
-        size = size * self.narrowed[:, uses.value]
+        share = np.minimum(uses.share, values.stored[uses.value])
+        size = values.bytes[uses.value] * np.minimum(share, self.narrowed[:, uses.value])
         return np.asarray(size / self.devices[self.used_axes])
 
     @functools.cached_property
@@ -527,7 +527,8 @@ class Layout(LocalLayout):
         """``[S, U]`` bytes on a device of a value at a use."""
         uses = self.tables.uses
         share = np.where(self.differs > 0, uses.share, self.tables.values.stored[uses.value])
-        size = self.tables.values.bytes[uses.value] * share * self.narrowed[:, uses.value]
+        share = np.minimum(share, self.narrowed[:, uses.value])
+        size = self.tables.values.bytes[uses.value] * share
         return np.asarray(size / self.devices[self.used_axes])
 
     @functools.cached_property

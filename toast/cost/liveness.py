@@ -312,8 +312,9 @@ def liveness(
     Values that are ``copied`` (``[values]``) never overwrite another.
 
     ``lanes`` are the elements of a row of the tiles of a device, 1 for none.  XLA ``delays``
-    products of unrolled layers to hide all-gathers behind them; on tiles, it delays those of groups
-    anyway.  ``recomputes_images`` is :attr:`toast.hardware.Hardware.recomputes_images`.
+    products to hide all-gathers behind them, in loops until the iteration ends; on tiles, it delays
+    those of groups anyway.  ``recomputes_images`` is
+    :attr:`toast.hardware.Hardware.recomputes_images`.
     """
     count = len(program.values)
     kind_of_op = [*program.kinds]
@@ -519,12 +520,14 @@ def narrower_scores(program: Program, live: Liveness) -> Ints:
 
     If a device has one sequence, head, group of heads or query of a group, XLA drops this dimension
     behind the product, which therefore does not compute the exponentials.  The scores are in memory
-    instead.
+    instead.  The product is one of batches, and the last two dimensions are the sequences'.
     """
+    batched = [bool(dimensions_in(each, "lhs_batching_dimensions")) for each in program.signatures]
     width = [element_bytes(value.type.dtype) for value in program.values]
     return np.array([
         value for value, product in enumerate(live.fused_product.tolist())
         if product >= 0 and 2 * width[product] == width[value]
+        and batched[program.ops[program.makers[product]].signature]
         and program.kinds[program.makers[value]] == "exponential"
     ], dtype=np.int64)  # fmt: skip
 

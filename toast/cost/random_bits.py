@@ -1,4 +1,4 @@
-"""Integer operations of random bits, which take time on the vector unit.
+"""Operations on unsigned integers, as of random bits, which take time on the vector unit.
 
 JAX's generator, Threefry, takes about a hundred integer operations for each random number.  XLA
 computes them again in each kernel that needs the numbers, such as the masks of dropout in the
@@ -34,7 +34,7 @@ def bit_operations(
     bits = [
         number for number, op in enumerate(makers)
         if program.kinds[op] in _OPERATIONS and program.values[number].type.dtype == _BITS
-        and not live.exists[number]
+        and not live.exists[number] and elements[number]
     ]  # fmt: skip
     if not bits or not flops_beside:
         return found
@@ -60,7 +60,8 @@ def bit_operations(
         product = live.fused_product[op.results[0]] if op.results else -1
         hidden = flops[makers[product] if product >= 0 else kernel] / flops_beside
         hidden += elements_beside * max(elements[v] for v in (*op.operands, *op.results))
-        shown[kernel] = max(operations - hidden, 0.0) / operations * program.repeats[kernel]
-    for number in bits:
-        found[number] = elements[number] * sum(shown[kernel] for kernel in kernels[number])
+        shown[kernel] = max(operations - hidden, 0.0) / operations
+    for number in bits:  # XLA computes before a loop what the loop does not change
+        each = sum(shown[kernel] for kernel in kernels[number])
+        found[number] = elements[number] * each * program.repeats[makers[number]]
     return found

@@ -63,15 +63,15 @@ def export_file(saved: Saved, to: str) -> str:
 def _unsaid(memory: TracedMemory | None) -> str:
     """A comment on the memory policy and the microbatches, which a file of shardings lacks."""
     parts = []
-    if memory is not None and memory.policy is not None:
+    if memory is not None and memory.policy is not None and memory.policy.preset != "none":
         parts.append(f"with the memory policy {memory.policy.preset or memory.policy}")
     if memory is not None and memory.microbatches > 1:
         parts.append(f"in {memory.microbatches} microbatches")
     if not parts:
         return ""
     return comments([
-        f"The plan computes its step {' and '.join(parts)}. This file has shardings alone: without "
-        "the rest, the step needs more memory."
+        f"The plan is for a step {' and '.join(parts)}. This file has shardings alone: without the "
+        "rest, the step needs more memory."
     ])  # fmt: skip
 
 

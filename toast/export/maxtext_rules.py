@@ -12,7 +12,7 @@ from toast.errors import PlanError
 from toast.export.axis_rules import AxisRule, NamedTensor, applied, ordered_rules, reachable
 from toast.export.exported_text import UNSAID, axes_yaml, comments
 from toast.export.logical_axes import LogicalAxes
-from toast.plan.maxtext_policy import maxtext_policy
+from toast.plan.maxtext_policy import maxtext_microbatches, maxtext_policy
 from toast.program import Spec, TracedMemory
 
 #: The mesh axes of MaxText, each with the option that sets its size inside of a slice.
@@ -101,11 +101,11 @@ def maxtext_config(axes: LogicalAxes, rename: Mapping[str, str] | None = None) -
 def _policy_text(memory: TracedMemory | None) -> str:
     """The lines of the memory policy, if there is one; a comment says what MaxText cannot have."""
     if memory is None or memory.policy is None:
-        return ""
+        return maxtext_microbatches(memory)
     try:
         return maxtext_policy(memory)
     except PlanError as error:
-        return comments([str(error)])
+        return comments([str(error)]) + maxtext_microbatches(memory)
 
 
 def maxtext_rules(axes: LogicalAxes) -> tuple[tuple[AxisRule, ...], tuple[AxisRule, ...]]:

@@ -147,8 +147,8 @@ class _Remedies:
         """Cut the batch, if the program accumulates gradients, or advice to do so."""
         program, free = self._plan.analysis.program, self._request.microbatches is None
         advice = Remedy(
-            "toast.accumulate", "cut the batch: it goes around the gradient; then --microbatches N",
-            "priced",
+            "toast.accumulate",
+            "cut the batch: put it around the gradient, then use --microbatches N", "priced",
         )  # fmt: skip
         trains = self._planner is not None and "backward" in program.passes
         if trains and program.memory is not None and not program.memory.accumulates:

@@ -247,10 +247,7 @@ class Hardware:
 
     @property
     def flops_beside_integers(self) -> float:
-        """FLOPs of products that take as long as one operation on integers; 0 if these take none.
-
-        That is for products in bfloat16, or in the fastest element type.
-        """
+        """FLOPs of bfloat16 products in the time of one operation on integers; 0 without a rate."""
         return self.peak("bf16") / self.integer_operations_per_s
 
     @property

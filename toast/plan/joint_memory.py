@@ -4,7 +4,8 @@ The program is traced as a survey, which recomputes everything.  One search in i
 and policy at once: the price of a state is that with its best policy
 (:mod:`toast.cost.policy_prices`).
 The program is then traced with the policy that wins, and searched from the survey's shardings on,
-so that prices are those of the program that runs.
+so that prices are those of the program that runs.  If it accumulates gradients, the number of
+microbatches is chosen as well.
 """
 
 from __future__ import annotations
@@ -144,6 +145,8 @@ def _keeping_all(
 ) -> Iterator[_JointSearch]:
     """Searches that keep everything in so many microbatches, and in twice as many if need be."""
     for number in (count, 2 * count):
+        if number > _MOST_MICROBATCHES:
+            return
         search = _JointSearch(plan_with, progress, number)
         try:
             search.keep_all()
@@ -198,10 +201,11 @@ class _JointSearch:
         return any(plan.fits for plan in self.plans.values())
 
     def microbatches_that_keep_all(self) -> int | None:
-        """The least power of two of microbatches for which keeping everything may be the best.
+        """The least number of microbatches for which keeping everything may be the best.
 
-        ``None`` if everything of the whole batch fits, if the best plan takes no longer than that
-        would take, or if the program does not accumulate gradients.
+        It is that of the plans so far times a power of two.  ``None`` if everything fits without,
+        if the best plan takes no longer than that would take, if the program does not accumulate
+        gradients, or if there is no such number.
         """
         best = min(self.plans.values(), key=_rank)
         memory = best.analysis.program.memory
@@ -214,10 +218,11 @@ class _JointSearch:
         if best.after.step_seconds <= kept.step_seconds * (1.0 + GAIN):
             return None
         held = best.after.argument_bytes
-        beside, room, count = kept.needed_bytes - held, best.memory_bytes - held, 2
-        while beside > count * room and count < _MOST_MICROBATCHES:
-            count *= 2
-        return count
+        beside, room, parts = kept.needed_bytes - held, best.memory_bytes - held, 2
+        while beside > parts * room and parts * best.microbatches <= _MOST_MICROBATCHES:
+            parts *= 2
+        count = parts * best.microbatches
+        return count if count <= _MOST_MICROBATCHES else None
 
     def keep_all(self) -> None:
         """Plans the program with everything kept."""

@@ -41,9 +41,7 @@ def maxtext_policy(memory: TracedMemory | None) -> str:
     policy = None if memory is None else memory.policy
     if memory is None or policy is None:
         raise PlanError("the plan has no memory policy; plan with remat=, for example remat='auto'")
-    cut = ""
-    if memory.microbatches > 1:
-        cut = f"gradient_accumulation_steps: {memory.microbatches}\n"
+    cut = maxtext_microbatches(memory)
     if policy.preset in PRESETS and policy.preset not in _OWN:
         return f"remat_policy: {policy.preset}\n{cut}"
     parts = [block.name for block in memory.blocks if RunRange.parse(block.name).is_part]
@@ -74,6 +72,19 @@ def maxtext_policy(memory: TracedMemory | None) -> str:
             f"jax.ad_checkpoint.checkpoint_name: {', '.join(_NAMES)}"
         )
     return "\n".join(_lines(chosen, nameless)) + f"\n{cut}"
+
+
+def maxtext_microbatches(memory: TracedMemory | None) -> str:
+    """The lines of MaxText's configuration for the microbatches of a program, if there are several.
+
+    MaxText's ``per_device_batch_size`` is that of one microbatch.
+    """
+    if memory is None or memory.microbatches < 2:
+        return ""
+    return (
+        f"gradient_accumulation_steps: {memory.microbatches}\n"
+        f"# per_device_batch_size: that of the step, divided by {memory.microbatches}\n"
+    )
 
 
 def _lines(chosen: Mapping[str, Choice], nameless: Mapping[Choice, list[str]]) -> Iterator[str]:

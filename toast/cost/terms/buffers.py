@@ -384,7 +384,8 @@ class PartedOperands(SecondBuffers):
     def _needed(self, layout: Layout) -> Bools:
         needed = _of_loops(layout) & ~_with_halos(layout)
         result = layout.tables.operands.result
-        needed |= _of_operands(layout, layout.unrolled[:, result] & _sliced(layout))
+        short = layout.unrolled[:, result] & ~layout.whole[:, result]
+        needed |= _of_operands(layout, short & _sliced(layout))
         return np.asarray(needed & (layout.band_padding == 0))
 
 
@@ -464,8 +465,8 @@ _LEAST_DELAYED = 0.125
 class DelayedOperands(PartedOperands):
     """Operands of such loops that only the optimizer needs, which run beside later products.
 
-    XLA moves the shards of the sum meanwhile, and the operands wait: in a loop, until its iteration
-    ends.
+    XLA moves the shards of the sum meanwhile, and operands that are too large for fast memory wait:
+    in a loop, until its iteration ends.
     """
 
     name, scope, label = "delayed operands", Entity.VALUE_CLASS, "value"
