@@ -561,7 +561,9 @@ def _value_classes(
         repeated=np.array([live.repeated.get(v, -1) for v in values.tolist()], dtype=np.int64),
         headed=headed[values],
         transcendentals=_transcendentals(program, grouped),
-        bit_operations=np.bincount(grouped.of_value, bits, len(grouped.representative)),
+        bit_operations=np.bincount(
+            grouped.of_value, bits, len(grouped.representative)
+        ).astype(np.float64),
         summed_whole=np.array([kind in _SUMMED_WHOLE for kind in kinds], dtype=bool),
         grouped=np.array([kind in GROUPED for kind in kinds], dtype=bool),
         reduces=summed_over[values],
