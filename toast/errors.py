@@ -29,6 +29,10 @@ class TargetError(ToastError):
     """The program to partition cannot be found, loaded, lowered or parsed."""
 
 
+class AccumulationError(TargetError):
+    """The program accumulates no gradients, so that its batch cannot be cut into microbatches."""
+
+
 class FactError(ToastError):
     """A fact base uses an undeclared predicate, a wrong arity, or does not parse."""
 

@@ -22,6 +22,15 @@ def f32(*shape):
 def forward(x, w):
     return jnp.tanh(x @ w)
 
+def loss(w, x):
+    return (jnp.tanh(x @ w) ** 2).mean()
+
+def whole(w, x):
+    return jax.grad(loss)(w, x)
+
+def cut(w, x):
+    return toast.accumulate(jax.value_and_grad(loss), batch_argnums=1)(w, x)[1]
+
 def model(batch=64, width=512):
     return Model("mine", forward, (f32(batch, width), f32(width, 2048)))
 """
@@ -75,6 +84,31 @@ def test_a_plan_that_does_not_fit_lists_what_it_takes(here: pathlib.Path) -> Non
         assert change in end
     assert "larger mesh" not in found.stdout
     assert run(*words, "--strict").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "remedy", "other"),
+    [
+        ("whole", "toast.accumulate", "--microbatches 2"),
+        ("cut", "--microbatches", "toast.accumulate"),
+        ("forward", "--fit devices", "toast.accumulate"),
+    ],
+)
+def test_a_step_that_accumulates_nothing_is_told_how(
+    here: pathlib.Path, function: str, remedy: str, other: str
+) -> None:
+    shapes = ["f32[512,2048]", "f32[8388608,512]"]
+    if function == "forward":
+        shapes.reverse()
+    found = run(
+        "plan", f"fitting_module:{function}", *(word for s in shapes for word in ("--arg", s)),
+        "--mesh", "data=4", "--hardware", "tpu-v5e", "--budget", 5,
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    assert "Does not fit" in found.stdout
+    end = found.stdout[found.stdout.index("What it takes to fit") :]
+    assert remedy in end
+    assert other not in end
 
 
 def test_strict_is_about_the_odds_if_these_are_set(here: pathlib.Path) -> None:

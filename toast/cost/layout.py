@@ -114,7 +114,7 @@ class LocalLayout:
         share = np.where((values.stored < 1) & (self.partial > 0), 1.0, values.stored)
         if (values.repeated >= 0).any():
             share = np.where((values.repeated >= 0) & (self._heads <= 1), 0.0, share)
-        return np.minimum(share, self.narrowed)
+        return np.minimum(share, self.narrowed) if values.scores.any() else share
 
     @functools.cached_property
     def narrowed(self) -> Floats:
@@ -126,6 +126,11 @@ class LocalLayout:
             one = (values.sizes[scores, dim] <= shards) & (dim < values.rank[scores] - 2)
             share[:, scores] = np.where(one, _SCORES, share[:, scores])
         return share
+
+    def _narrowed_uses(self, share: Floats) -> Floats:
+        """The shares of values at uses, ``[U]`` or ``[S, U]``, with those of stored scores."""
+        values, uses = self.tables.values, self.tables.uses
+        return np.minimum(share, self.narrowed[:, uses.value]) if values.scores.any() else share
 
     @functools.cached_property
     def moved_share(self) -> Floats | float:
@@ -158,8 +163,8 @@ class LocalLayout:
     def use_bytes(self) -> Floats:
         """``[S, U]`` bytes on a device of a value at a use, which may round it."""
         uses, values = self.tables.uses, self.tables.values
-        share = np.minimum(uses.share, values.stored[uses.value])
-        size = values.bytes[uses.value] * np.minimum(share, self.narrowed[:, uses.value])
+        share = self._narrowed_uses(np.minimum(uses.share, values.stored[uses.value]))
+        size = values.bytes[uses.value] * share
         return np.asarray(size / self.devices[self.used_axes])
 
     @functools.cached_property
@@ -397,6 +402,28 @@ class Layout(LocalLayout):
         parts = self.devices[self.scattered]
         return np.asarray(self._may_be_parted & (parts <= UNROLLED) & (~self.whole | (parts == 2)))
 
+    def slices(self, rows: Ints) -> Iterator[tuple[Dims, Bools]]:
+        """By axis: the dimension of a product's result that it shards; whether operands are sliced.
+
+        Both are ``[S, rows]``.  Loops slice the operands that have a dimension along which the sum
+        is scattered; ``rows`` are those of the table of operands.
+        """
+        operands = self.tables.operands
+        result = operands.result[rows]
+        for axis in range(self.held.shape[-1] if len(rows) else 0):
+            dim = self.settled[:, result, axis]
+            scattered = (self.scattered[:, result] >> np.uint8(axis)) & 1 > 0
+            yield dim, scattered & operands.along[rows, dim]
+
+    @functools.cached_property
+    def sliced(self) -> Bools:
+        """``[S, rows]`` whether a product needs slices of an operand, for the parts of a sum."""
+        operands = self.tables.operands
+        sliced = np.zeros((len(self.held), len(operands)), dtype=bool)
+        for _, here in self.slices(np.arange(len(operands))):
+            sliced |= here
+        return sliced
+
     @functools.cached_property
     def looped_gathers(self) -> Loops:
         """``[S, U]`` all-gathers in place of which products become loops."""
@@ -527,8 +554,7 @@ class Layout(LocalLayout):
         """``[S, U]`` bytes on a device of a value at a use."""
         uses = self.tables.uses
         share = np.where(self.differs > 0, uses.share, self.tables.values.stored[uses.value])
-        share = np.minimum(share, self.narrowed[:, uses.value])
-        size = self.tables.values.bytes[uses.value] * share
+        size = self.tables.values.bytes[uses.value] * self._narrowed_uses(share)
         return np.asarray(size / self.devices[self.used_axes])
 
     @functools.cached_property

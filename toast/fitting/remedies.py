@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
-from toast.errors import TargetError, ToastError
+from toast.errors import AccumulationError, ToastError
 from toast.fitting.fit_table import PlanRequest, Remedy
 from toast.fitting.requests import OutOfTimeError, RequestPlanner
 from toast.hardware import Mesh, load, names
@@ -163,8 +163,8 @@ class _Remedies:
                 return
             try:
                 plan = self._attempt(microbatches=count)
-            except TargetError as error:
-                if trains and "no gradients are accumulated" in str(error):
+            except AccumulationError:
+                if trains:
                     yield advice
                 return
             if plan.fits:

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from toast.errors import TargetError
+from toast.errors import AccumulationError, TargetError
 from toast.program import (
     Block,
     BlockPolicy,
@@ -96,7 +96,7 @@ class MemoryTrace:
         or if the policy names blocks or residuals that the program does not have.
         """
         if self.microbatches is not None and self.microbatches > 1 and not self.accumulated:
-            raise TargetError(
+            raise AccumulationError(
                 f"{name}: microbatches={self.microbatches}, but no gradients are accumulated in "
                 "it; use toast.accumulate(jax.value_and_grad(loss), batch_argnums=...) in the step"
             )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
 from toast.cost.axis_sets import axes_of
-from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
+from toast.cost.entities import Bools, Entity, Floats
 from toast.cost.layout import Layout
 from toast.cost.liveness import DELAY, Lifetimes, LiveRanges
 from toast.cost.program_loops import loops_of
@@ -334,7 +334,7 @@ class SecondBuffers(Term):
     def _needed(self, layout: Layout) -> Bools:
         """``[S, C]`` whether a product needs a second buffer."""
         result = layout.tables.operands.result
-        sliced = _sliced(layout) & ~layout.whole[:, result]
+        sliced = layout.sliced & ~layout.whole[:, result]
         return _of_operands(layout, layout.parted[:, result] | sliced)
 
     def least_bytes(self, layout: Layout) -> Floats:
@@ -385,7 +385,7 @@ class PartedOperands(SecondBuffers):
         needed = _of_loops(layout) & ~_with_halos(layout)
         result = layout.tables.operands.result
         short = layout.unrolled[:, result] & ~layout.whole[:, result]
-        needed |= _of_operands(layout, short & _sliced(layout))
+        needed |= _of_operands(layout, short & layout.sliced)
         return np.asarray(needed & (layout.band_padding == 0))
 
 
@@ -546,7 +546,7 @@ class ImagesInLanes(PartedOperands):
         operands, values = layout.tables.operands, layout.tables.values
         result, rows = operands.result, np.flatnonzero(operands.images)
         sliced = np.zeros((len(layout.held), len(operands)), dtype=bool)
-        for dim, here in _slices(layout, rows):
+        for dim, here in layout.slices(rows):
             shards = layout.devices[axes_of(layout.settled[:, result[rows]] == dim[..., None])]
             size = values.sizes[result[rows], np.maximum(dim, 0)] / shards
             sliced[:, rows] |= here & (size % layout.machine.hardware.lanes != 0)
@@ -664,29 +664,6 @@ class AddedResults(AddedOperands):
         return self._largest(
             layout, lambda operand, result: np.where(operand > result, result, 0.0)
         )
-
-
-def _slices(layout: Layout, rows: Ints) -> Iterator[tuple[Dims, Bools]]:
-    """By axis: the dimension of a product's result that it shards, and whether operands are sliced.
-
-    Both are ``[S, rows]``.  Loops slice the operands that have a dimension along which the sum is
-    scattered; ``rows`` are those of the table of operands.
-    """
-    operands = layout.tables.operands
-    result = operands.result[rows]
-    for axis in range(layout.held.shape[-1] if len(rows) else 0):
-        dim = layout.settled[:, result, axis]
-        scattered = (layout.scattered[:, result] >> np.uint8(axis)) & 1 > 0
-        yield dim, scattered & operands.along[rows, dim]
-
-
-def _sliced(layout: Layout) -> Bools:
-    """``[S, rows]`` whether a product needs slices of an operand, for the parts of a sum."""
-    operands = layout.tables.operands
-    sliced = np.zeros((len(layout.held), len(operands)), dtype=bool)
-    for _, here in _slices(layout, np.arange(len(operands))):
-        sliced |= here
-    return sliced
 
 
 def _of_loops(layout: Layout) -> Bools:
