@@ -92,8 +92,7 @@ def test_a_gradient_that_convolutions_read_is_rounded(read: str, barrier: bool) 
 
     images = shape(32, 16, 16, 128, dtype="float32")
     analysis = analyzed(gradients, images, images, shape(3, 3, 128, 128, dtype="float32"))
-    names = analysis.names
-    found = stored_rounded(analysis.program, live(analysis), names.use_op, names.use_value)
+    found = stored_rounded(analysis.program, live(analysis))
     rounded = kinds(analysis, found)
     halved = read == "convolution" or (read == "sum" and not barrier)
     assert ("multiply" in rounded) == halved
@@ -119,8 +118,7 @@ def test_which_kernels_sum_what_they_round(form: str, rounded: bool) -> None:
 
     matrix = shape(256, 256, dtype="float32")
     analysis = analyzed(two, matrix, matrix, shape(256, dtype="int32"))
-    names = analysis.names
-    found = stored_rounded(analysis.program, live(analysis), names.use_op, names.use_value)
+    found = stored_rounded(analysis.program, live(analysis))
     summed = next(
         op.operands[0] for number, op in enumerate(analysis.program.ops)
         if analysis.program.kind(number) == "reduce"

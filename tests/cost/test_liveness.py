@@ -355,9 +355,9 @@ def test_what_only_products_read_is_stored_in_their_element_type(form: str, roun
         return hidden @ v, others.get(form, 0.0)
 
     analysis = analyzed(two, *(shape(256, 256, dtype="float32") for _ in range(3)))
-    program, names = analysis.program, analysis.names
+    program = analysis.program
     ranges = live(analysis, 128)
-    found = stored_rounded(program, ranges, names.use_op, names.use_value)
+    found = stored_rounded(program, ranges)
     assert [program.kind(program.values[v].op) for v in np.flatnonzero(found)] == (
         ["dot_general"] * rounded
     )
@@ -393,8 +393,8 @@ def test_stacks_that_only_products_read_are_rounded(elementwise: bool) -> None:
 
     weights, x = shape(4, 256, 256, dtype="float32"), shape(64, 256, dtype="float32")
     analysis = analyzed(jax.grad(loss), weights, x)
-    program, names = analysis.program, analysis.names
-    found = stored_rounded(program, live(analysis, 128), names.use_op, names.use_value)
+    program = analysis.program
+    found = stored_rounded(program, live(analysis, 128))
     stacks = {
         program.kind(program.values[v].op) for v in np.flatnonzero(found).tolist()
         if program.values[v].type.shape == (4, 64, 256)

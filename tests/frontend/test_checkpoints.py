@@ -407,3 +407,18 @@ def test_an_auxiliary_result_that_is_no_array_leaves_the_function_as_it_is() -> 
     with memory_tracing.tracing(trace), finding_blocks(trace):
         _, aux = jax.grad(loss, has_aux=True)(stack(), random(6, 8))
     assert aux == "text"
+
+
+@pytest.mark.parametrize(("unroll", "barriers"), [(1, False), (LAYERS, True)])
+@pytest.mark.parametrize("marked", [False, True])
+def test_blocks_have_a_barrier_unless_they_are_in_a_loop(
+    unroll: int, barriers: bool, marked: bool
+) -> None:
+    block = toast.checkpoint(layer) if marked else layer
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        x, _ = jax.lax.scan(lambda x, w: (block(x, w), None), x, params, unroll=unroll)
+        return x.sum()
+
+    program = program_of(jax.grad(loss), stack(), random(4, 8), remat="full")
+    assert ("optimization_barrier" in program.kinds) == barriers

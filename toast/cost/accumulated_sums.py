@@ -26,20 +26,17 @@ def sum_runs(program: Program, rules: Sequence[SignatureRule]) -> list[int]:
     ties = [*loop_ties(program)]
     if not ties:
         return runs
-    uses: list[list[int]] = [[] for _ in program.values]
-    for number, op in enumerate(program.ops):
-        for value in op.operands:
-            uses[value].append(number)
+    uses = program.users
     for end, begin in ties:
         (added,), (total,) = program.ops[end].operands, program.ops[begin].results
         addition = program.makers[added]
-        if program.kinds[addition] != "add" or uses[total] != [addition] or uses[added] != [end]:
+        if program.kinds[addition] != "add" or uses[total] != (addition,) or uses[added] != (end,):
             continue
         outside = program.repeats[begin]
         for operand in program.ops[addition].operands:
             before: int | None = operand
             user = addition
-            while before is not None and before != total and uses[before] == [user]:
+            while before is not None and before != total and uses[before] == (user,):
                 user = program.makers[before]
                 if rules[program.ops[user].signature].sums:
                     runs[before] = min(runs[before], outside)

@@ -79,19 +79,17 @@ def score_passes(
             uses[value].append(use)
     if not uses:
         return passes
-    users: list[list[int]] = [[] for _ in program.values]
-    for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
-        users[value].append(op)
+    exists = live.exists.tolist()
     kernels: list[frozenset[int]] = [frozenset()] * len(program.ops)
     for number in range(len(program.ops) - 1, -1, -1):
         results = program.ops[number].results
         if live.kinds[number] in PRODUCTS:
             continue
-        if not results or live.exists[results[0]]:
+        if not results or exists[results[0]]:
             reduces = live.kinds[number] == "reduce"
             kernels[number] = frozenset([number] if reduces else [])
         else:
-            fused = (kernels[user] for value in results for user in users[value])
+            fused = (kernels[user] for value in results for user in program.users[value])
             kernels[number] = frozenset().union(*fused)
     for value, at in uses.items():
         if value in vectors:

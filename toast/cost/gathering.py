@@ -199,7 +199,7 @@ def build(
     marks[3, narrower_scores(program, live)] = True
     if lanes > 1 and product_operands:
         half = element_bytes(product_operands) / element_bytes("f32")
-        stored[stored_rounded(program, live, names.use_op, names.use_value)] = half
+        stored[stored_rounded(program, live)] = half
         as_operand[operands_rounded(program, live, names.use_op, names.use_value)] = half
     written = update_kernels(program, live, lanes)
     *accesses, idle = stretched(
@@ -451,7 +451,7 @@ def _lookups(program: Program, use_op: Ints, use_index: Ints, grouped: _Grouped)
 
 def _after_products(program: Program) -> Bools:
     """``[values]`` whether a value follows from a product, also in an earlier iteration."""
-    after = np.zeros(len(program.values), dtype=bool)
+    after = [False] * len(program.values)
     ties = [
         (program.ops[end].operands[0], program.ops[carry].results[0])
         for end, carry in loop_ties(program)
@@ -459,12 +459,14 @@ def _after_products(program: Program) -> Bools:
     again = True
     while again:
         for kind, op in zip(program.kinds, program.ops, strict=True):
-            if kind in PRODUCTS or after[[*op.operands]].any():
-                after[[*op.results]] = True
+            if kind in PRODUCTS or any(after[value] for value in op.operands):
+                for value in op.results:
+                    after[value] = True
         carried = [value for end, value in ties if after[end] and not after[value]]
-        after[carried] = True
+        for value in carried:
+            after[value] = True
         again = bool(carried)
-    return after
+    return np.array(after, dtype=bool)
 
 
 def _summed_factors(rules: Sequence[SignatureRule], factors: int) -> Bools:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -109,14 +108,10 @@ def _spread(
 ) -> Mapping[int, tuple[int, ...]]:
     """``seeds`` and the values whose layout follows from theirs, with their dimensions in tiles."""
     tiles, arguments = dict(seeds), frozenset(program.argument_values)
-    users: dict[int, list[int]] = defaultdict(list)
-    for number, op in enumerate(program.ops):
-        for value in op.operands:
-            users[value].append(number)
     pending = [*tiles]
     while pending:
         value = pending.pop()
-        for number in {program.values[value].op, *users[value]}:
+        for number in {program.values[value].op, *program.users[value]}:
             op = program.ops[number]
             if kinds[number] in _OWN_LAYOUTS or len(op.results) != 1:
                 continue

@@ -326,20 +326,17 @@ def liveness(
     repeated = _repeated(program, kind_of_op, lanes) if lanes > 1 else {}
     for value in repeated:
         kind_of_op[program.values[value].op] = "repeat"
-    uses: list[list[int]] = [[] for _ in range(count)]
-    for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
-        uses[value].append(op)
     early = _earliest(program, kind_of_op)
-    softmaxes = _softmaxes(program, kind_of_op, uses) if lanes > 1 else []
+    softmaxes = _softmaxes(program, kind_of_op) if lanes > 1 else []
     picked = _picked_from(program, kind_of_op) if lanes > 1 else frozenset()
     needed = picked if lanes > 1 else _of_libraries(program, kind_of_op)
-    needed |= _sliced_for_loops(program, kind_of_op, uses)
+    needed |= _sliced_for_loops(program, kind_of_op)
     of_vector_unit: frozenset[int] = frozenset()
     if lanes > 1:
         of_vector_unit = _products_of_vectors(program, kind_of_op)
         needed |= _vectors(program, kind_of_op, of_vector_unit)
     exists, merged, of_picked = _existing(
-        program, kind_of_op, uses, early, softmaxes, needed, picked, of_vector_unit,
+        program, kind_of_op, early, softmaxes, needed, picked, of_vector_unit,
         by_libraries=lanes == 1, recomputes_images=recomputes_images,
     )  # fmt: skip
     place = np.arange(len(program.ops))
@@ -354,7 +351,7 @@ def liveness(
             place[op] = early[op]
     # The kernels of its consumers read a fused value: in reverse order, each op's kernel is the
     # last of those that the op is fused into.
-    kernel_end = _kernel_ends(program, kind_of_op, uses, exists, place)
+    kernel_end = _kernel_ends(program, kind_of_op, exists, place)
     use_end = kernel_end[use_op]
     alone = np.array([kind not in _STORED for kind in kind_of_op])
     alone[[*merged]] = False
@@ -378,16 +375,16 @@ def liveness(
     use_end[initial] -= 1
     delayed = np.zeros(len(use_op), dtype=np.int64)
     if lanes > 1:
-        delayed = _delays(program, kind_of_op, uses, use_op, all_gathers=True)
+        delayed = _delays(program, kind_of_op, use_op, all_gathers=True)
         extended = delayed
         if not delays:
-            extended = _delays(program, kind_of_op, uses, use_op, all_gathers=False)
+            extended = _delays(program, kind_of_op, use_op, all_gathers=False)
         _extend_delayed(program, exists, use_op, use_value, use_end, extended)
         is_float32 = np.array([value.type.dtype == "f32" for value in program.values], dtype=bool)
         # The live ranges of these operands have the delay already.
         delayed[(extended > 0) & (exists | ~is_float32)[use_value]] = 0
         if delays:
-            delayed = np.maximum(delayed, _delays_in_loops(program, kind_of_op, uses, use_op))
+            delayed = np.maximum(delayed, _delays_in_loops(program, kind_of_op, use_op))
     if lanes > 1:  # XLA moves a value to the host late, just before it moves it back
         for sent, fetched in round_trips(program):
             use_end[use_op == sent] = fetched
@@ -401,7 +398,7 @@ def liveness(
         np.maximum.at(end, use_value[read], stop)
     _extend_shared(program, kind_of_op, aliased, end)
     _share_passed_on(program, kind_of_op, exists, aliased, end, use_op, use_end)
-    late = _kernel_ends(program, kind_of_op, uses, exists, np.arange(len(program.ops)))
+    late = _kernel_ends(program, kind_of_op, exists, np.arange(len(program.ops)))
     fused_product = np.full(count, -1)
     if lanes > 1:
         for number, product in merged.items():
@@ -416,7 +413,7 @@ def liveness(
         end,
         use_end,
         early,
-        kernels(program, kind_of_op, uses, exists, early) if lanes > 1 else early,
+        kernels(program, kind_of_op, exists, early) if lanes > 1 else early,
         late,
         kernel_kinds(program, lanes),
         _moves(program, repeated, lanes),
@@ -425,9 +422,7 @@ def liveness(
     )
 
 
-def _delays(
-    program: Program, kinds: list[str], uses: list[list[int]], use_op: Ints, *, all_gathers: bool
-) -> Ints:
+def _delays(program: Program, kinds: list[str], use_op: Ints, *, all_gathers: bool) -> Ints:
     """``[uses]`` the op until which XLA delays a product that only the optimizer needs, or 0.
 
     XLA delays such products of the backward pass to hide collectives behind them: all-gathers, if
@@ -450,7 +445,7 @@ def _delays(
     needs, needed = (any_product | looped).tolist(), np.zeros(len(program.ops), dtype=bool)
     for number in range(len(program.ops) - 1, -1, -1):
         for value in program.ops[number].results:
-            if any(needs[user] for user in uses[value]):
+            if any(needs[user] for user in program.users[value]):
                 needs[number] = needed[number] = True
     run = np.flatnonzero(any_product & backward & ~looped)
     delayed = np.flatnonzero((product & backward & ~looped & ~needed)[use_op])
@@ -461,9 +456,7 @@ def _delays(
     return until
 
 
-def _delays_in_loops(
-    program: Program, kinds: list[str], uses: list[list[int]], use_op: Ints
-) -> Ints:
+def _delays_in_loops(program: Program, kinds: list[str], use_op: Ints) -> Ints:
     """``[uses]`` the last product of an iteration, if that of the use may run beside it; or 0.
 
     No other product of the iteration needs its result, as that of the gradient of a weight.
@@ -485,7 +478,7 @@ def _delays_in_loops(
             continue
         needed = np.zeros(len(program.ops), dtype=bool)
         for number in range(end, begin - 1, -1):
-            users = [user for value in program.ops[number].results for user in uses[value]]
+            users = [user for value in program.ops[number].results for user in program.users[value]]
             needed[number] = any(begin <= user <= end and needs[user] for user in users)
             needs[number] |= needed[number]
         until[(product & backward & here & ~needed)[use_op]] = run[-1]
@@ -704,7 +697,7 @@ class _Softmax:
     exponential: int
 
 
-def _softmaxes(program: Program, kinds: list[str], uses: list[list[int]]) -> list[_Softmax]:
+def _softmaxes(program: Program, kinds: list[str]) -> list[_Softmax]:
     """Products whose kernel also computes ``exp(x - max(x))`` of its rows.
 
     Nothing else may need the scores: they go through elementwise ops to the exponential and to the
@@ -734,7 +727,7 @@ def _softmaxes(program: Program, kinds: list[str], uses: list[list[int]]) -> lis
         ):
             continue
         inside = {program.values[v].op for v in chain} | {value.op}
-        users = {user for v in (here, *chain) for user in uses[v]} - inside
+        users = {user for v in (here, *chain) for user in program.users[v]} - inside
         if users and all(kinds[user] == "reduce" for user in users):
             found.append(_Softmax(here, frozenset(chain), number))
     return found
@@ -797,7 +790,7 @@ def _products_of_vectors(program: Program, kinds: list[str]) -> frozenset[int]:
     )  # fmt: skip
 
 
-def _sliced_for_loops(program: Program, kinds: list[str], uses: list[list[int]]) -> frozenset[int]:
+def _sliced_for_loops(program: Program, kinds: list[str]) -> frozenset[int]:
     """Slices from outside of loops that read them: a loop has complete arrays, so that XLA copies.
 
     Such are the stacked weights of a scan over some of the layers.
@@ -806,14 +799,16 @@ def _sliced_for_loops(program: Program, kinds: list[str], uses: list[list[int]])
     return frozenset(
         number for number, value in enumerate(program.values)
         if kinds[value.op] == "slice"
-        and any(value.op < loop.begin <= op <= loop.end for op in uses[number] for loop in loops)
+        and any(
+            value.op < loop.begin <= op <= loop.end
+            for op in program.users[number] for loop in loops
+        )
     )  # fmt: skip
 
 
 def _existing(
     program: Program,
     kinds: list[str],
-    uses: list[list[int]],
     early: Ints,
     softmaxes: Sequence[_Softmax] = (),
     needed: frozenset[int] = frozenset(),
@@ -836,13 +831,13 @@ def _existing(
     """
     values, makers = program.values, program.makers
     size = program.value_bytes
-    elements = [math.prod(value.type.shape) for value in values]
+    elements = program.elements
     exists = [
         kinds[v.op] not in SOURCES
         and (
             kinds[v.op] in _STORED
             or number in needed
-            or any(kinds[u] in _NEEDING for u in uses[number])
+            or any(kinds[u] in _NEEDING for u in program.users[number])
         )
         for number, v in enumerate(values)
     ]
@@ -852,6 +847,7 @@ def _existing(
         inside |= {softmax.product, *softmax.between}
     # Large values that each value depends on, from the first op to the last.
     inputs: list[frozenset[int]] = [frozenset()] * len(values)
+    parts = [*inputs]  # of what follows from each value: itself if it is in memory, or its inputs
     differences = [_of_difference(program, kinds, op) for op in makers]
     picked = [value in logits for value in differences]
     costly = [
@@ -861,7 +857,8 @@ def _existing(
     of_picked = set[int]()
     for number, op in enumerate(makers):
         operands = program.ops[op].operands
-        inputs[number] = _inputs(operands, exists, inputs)
+        inputs[number] = _joined([parts[v] for v in operands])
+        parts[number] = frozenset([number]) if exists[number] else inputs[number]
         costly[number] |= any(costly[v] for v in operands if not exists[v])
         picked[number] |= any(picked[v] for v in operands if not exists[v])
     # Kernels that compute each value, from the last op to the first.
@@ -870,11 +867,11 @@ def _existing(
     merged = {values[softmax.exponential].op: softmax.product for softmax in softmaxes}
     for number in range(len(values) - 1, -1, -1):
         users: list[frozenset[int]] = []
-        for user in uses[number]:
+        for user in program.users[number]:
             results = program.ops[user].results
             fused = results and not exists[results[0]]
             users.append(kernels[results[0]] if fused else frozenset([user]))
-        computed_in = users[0] if len(users) == 1 else frozenset().union(*users)
+        computed_in = _joined(users)
         kernels[number] = computed_in
         kind = kinds[makers[number]]
         if number in inside:
@@ -913,7 +910,7 @@ def _existing(
             if joined:
                 (grouped,) = program.ops[makers[number]].operands
                 joined = len(values[number].type.shape) < len(values[grouped].type.shape)
-                joined &= len(uses[grouped]) == 1 and not exists[grouped]
+                joined &= len(program.users[grouped]) == 1 and not exists[grouped]
             cheap &= not joined
             exists[number] = stored and not (len(sources) == 1 and cheap)
             if exists[number] and again and picked[number] and kind not in EXPENSIVE:
@@ -923,10 +920,11 @@ def _existing(
     # Some of these follow from a single value, now that values between are stored.  Convolutions,
     # and kernels without a product, compute them again.  What the kernel of a product writes stays.
     for number, op in enumerate(makers):
-        inputs[number] = _inputs(program.ops[op].operands, exists, inputs)
+        inputs[number] = _joined([parts[v] for v in program.ops[op].operands])
         again = number in of_several and op not in merged
         if again and not any(kinds[k] in MATRIX_PRODUCTS for k in kernels[number]):
             exists[number] = sum(2 * size[v] >= size[number] for v in inputs[number]) > 1
+        parts[number] = frozenset([number]) if exists[number] else inputs[number]
     return np.array(exists, dtype=bool), merged, of_picked
 
 
@@ -948,12 +946,8 @@ def _of_difference(program: Program, kinds: list[str], op: int) -> int | None:
     return program.ops[maker].operands[0] if kinds[maker] == "subtract" else None
 
 
-def _inputs(
-    operands: Sequence[int], exists: Sequence[bool], inputs: Sequence[frozenset[int]]
-) -> frozenset[int]:
-    """The values in memory from which a kernel computes what follows from ``operands``."""
-    parts = [frozenset([v]) if exists[v] else inputs[v] for v in operands]
-    return parts[0] if len(parts) == 1 else frozenset().union(*parts)
+def _joined(sets: Sequence[frozenset[int]]) -> frozenset[int]:
+    return sets[0] if len(sets) == 1 else frozenset().union(*sets)
 
 
 def _share_loop_buffers(program: Program, kinds: list[str], aliased: Bools) -> None:
@@ -1022,15 +1016,14 @@ def _share_passed_on(
             end[operand] = max(end[operand], end[result])
 
 
-def _kernel_ends(
-    program: Program, kinds: list[str], uses: list[list[int]], exists: Bools, place: Ints
-) -> Ints:
+def _kernel_ends(program: Program, kinds: list[str], exists: Bools, place: Ints) -> Ints:
     """``[ops]`` the last kernel that computes each op."""
     ends, stored = place.tolist(), exists.tolist()
     for number in range(len(program.ops) - 1, -1, -1):
         results = program.ops[number].results
         if results and not stored[results[0]] and kinds[number] not in PRODUCTS:
             ends[number] = max(
-                [ends[user] for value in results for user in uses[value]], default=ends[number]
+                [ends[user] for value in results for user in program.users[value]],
+                default=ends[number],
             )
     return np.array(ends, dtype=np.int64)

@@ -213,6 +213,7 @@ def independent_products(
         for value in op.operands:
             reached[value] |= reach
     loops = loops_around(program)
+    has_loops = any(loop is not None for loop in loops)
     inside: dict[LoopOps | None, int] = defaultdict(int)  # products of the body of each loop
     for number, one in bit.items():
         inside[loops[number]] |= one
@@ -221,6 +222,8 @@ def independent_products(
 
     def elsewhere(op: int, runs: int) -> int:
         """Products that run in other loops than a collective of an op, which has so many runs."""
+        if not has_loops:
+            return outside.get(None, every)
         return outside.get(loop_with_runs(program, loops, op, runs), every)
 
     if runs is None:

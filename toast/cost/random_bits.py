@@ -38,17 +38,13 @@ def bit_operations(
     ]  # fmt: skip
     if not bits or not flops_beside:
         return found
-    users: list[list[int]] = [[] for _ in program.values]
-    for number, op in enumerate(program.ops):
-        for value in op.operands:
-            users[value].append(number)
     # The kernels that compute each value that is not in memory, from the last op to the first.
     kernels: dict[int, frozenset[int]] = {}
     for number in range(len(program.values) - 1, -1, -1):
         if not live.exists[number]:
             kernels[number] = frozenset().union(*(
                 kernels.get(result, frozenset([user]))
-                for user in users[number] for result in program.ops[user].results[:1]
+                for user in program.users[number] for result in program.ops[user].results[:1]
             ))  # fmt: skip
     work: dict[int, float] = {}
     for number in bits:

@@ -23,7 +23,7 @@ def reshard_runs(program: Program, use_op: Ints, use_value: Ints, *, partitioned
     stack that a loop fills, and does not read, is resharded after the loop.  If the program is not
     ``partitioned`` by XLA, its collectives stay in the loop.
     """
-    changes = np.ones(len(program.values), dtype=np.int64)
+    changes = [1] * len(program.values)
     inside = {
         op: program.repeats[loop.last_carry + 1]
         for loop in loops_of(program)
@@ -31,18 +31,20 @@ def reshard_runs(program: Program, use_op: Ints, use_value: Ints, *, partitioned
     }
     stacks = _stacks(program, {*inside}, use_op, use_value)
     branches = branch_runs(program)
+    least_runs = branches.tolist()
     for number, op in enumerate(program.ops):
-        kind, runs = program.kind(number), program.repeats[number]
+        kind, runs = program.kinds[number], program.repeats[number]
         if kind == "carry":
             runs = inside[number]
         elif op.results and op.results[0] in stacks:
             runs = program.repeats[stacks[op.results[0]]]
         elif kind not in _STAYING:
-            runs = min(runs, max((int(changes[value]) for value in op.operands), default=1))
-            runs = max(runs, int(branches[number]))
-        changes[list(op.results)] = runs
+            runs = min(runs, max([changes[value] for value in op.operands], default=1))
+            runs = max(runs, least_runs[number])
+        for value in op.results:
+            changes[value] = runs
     least = branches if partitioned else np.array(program.repeats, dtype=np.int64)
-    return np.maximum(changes[use_value], least[use_op])
+    return np.maximum(np.array(changes, dtype=np.int64)[use_value], least[use_op])
 
 
 def _stacks(program: Program, carries: set[int], use_op: Ints, use_value: Ints) -> dict[int, int]:
@@ -53,7 +55,7 @@ def _stacks(program: Program, carries: set[int], use_op: Ints, use_value: Ints) 
     """
     stacks: dict[int, int] = {}
     for number, op in enumerate(program.ops):
-        if program.kind(number) == "dynamic_update_slice":
+        if program.kinds[number] == "dynamic_update_slice":
             before = op.operands[0]
             carry = stacks.get(before, program.makers[before])
             if carry in carries:

@@ -7,7 +7,7 @@ is rounded by the kernel that computes it, and takes half of the memory.  Convol
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -44,17 +44,14 @@ _WHOLE = (
 )  # fmt: skip
 
 
-def stored_rounded(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> Bools:
+def stored_rounded(program: Program, live: Liveness) -> Bools:
     """``[values]`` whether a float32 value is in memory in the element type of products.
 
     It is if only products read the value, directly or through ops that move elements, or through a
     stack that a loop fills and another reads.  The kernel that computes the value also reduces it,
     as for the gradient of a bias, unless the value is looked up, in a stack or behind a barrier.
     """
-    uses: list[list[int]] = [[] for _ in program.values]
-    for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
-        uses[value].append(op)
-    kinds = live.kinds
+    uses, kinds = program.users, live.kinds
     rounded = [
         value.type.dtype == "f32" and bool(users) and kinds[value.op] not in _WHOLE
         for value, users in zip(program.values, uses, strict=True)
@@ -107,10 +104,6 @@ def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:
     copies: dict[int, tuple[int, int]] = {}
     if not (loops := loops_of(program)):
         return []
-    uses: dict[int, list[int]] = {}
-    for number, op in enumerate(program.ops):
-        for value in op.operands:
-            uses.setdefault(value, []).append(number)
     arguments = {*program.argument_values}
     for begin, _, end in loops:
         for number in range(begin, end):
@@ -118,21 +111,21 @@ def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:
             if program.kind(number) != "dynamic_slice" or op.operands[0] not in arguments:
                 continue
             value = op.operands[0]
-            if program.values[value].type.dtype == "f32" and _rounded(program, uses, number):
+            if program.values[value].type.dtype == "f32" and _rounded(program, number):
                 first, last = copies.get(value, (begin, end))
                 copies[value] = min(first, begin), max(last, end)
     return [(value, first, last) for value, (first, last) in copies.items()]
 
 
-def _rounded(program: Program, uses: Mapping[int, Sequence[int]], number: int) -> bool:
+def _rounded(program: Program, number: int) -> bool:
     """Whether an op's result, of type float32, has no use but rounded to bfloat16."""
-    users = uses.get(program.ops[number].results[0], ())
+    users = program.users[program.ops[number].results[0]]
     for user in users:
         kind = program.kind(user)
         if kind == "convert":
             rounded = program.values[program.ops[user].results[0]].type.dtype == "bf16"
         else:
-            rounded = kind in PRODUCTS or (kind in _MOVING and _rounded(program, uses, user))
+            rounded = kind in PRODUCTS or (kind in _MOVING and _rounded(program, user))
         if not rounded:
             return False
     return len(users) > 0
@@ -144,11 +137,11 @@ def lookups_rounded(program: Program) -> dict[int, float]:
     XLA rounds the shards of a table, and gathers these, if all that is looked up in it is rounded
     at once.
     """
-    users, shares = _users(program), dict[int, float]()
+    shares: dict[int, float] = {}
     for number, op in enumerate(program.ops):
         if program.kinds[number] == "gather":
             table = op.operands[0]
-            share = _rounded_bytes(program, users, op.results[0])
+            share = _rounded_bytes(program, op.results[0])
             share /= element_bytes(program.values[table].type.dtype)
             shares[table] = max(share, shares.get(table, 0.0))
     return {table: share for table, share in shares.items() if share < 1.0}
@@ -160,29 +153,19 @@ def carries_rounded(program: Program, products: Mapping[str, float]) -> dict[int
     A recurrence keeps its state in float32, and its product rounds it: XLA gathers the rounded one.
     ``products`` are the bytes to which products round elements of float32, by kind.
     """
-    users, shares = _users(program), dict[int, float]()
+    shares: dict[int, float] = {}
     for end, begin in loop_ties(program):
         (carried,), results = program.ops[begin].results, program.ops[end].results
-        if not any(users[value] for value in results):
-            share = _rounded_bytes(program, users, carried, products)
+        if not any(program.users[value] for value in results):
+            share = _rounded_bytes(program, carried, products)
             share /= element_bytes(program.values[carried].type.dtype)
             if share < 1.0:
                 shares[end] = share
     return shares
 
 
-def _users(program: Program) -> list[list[int]]:
-    """``[values]`` the ops that use each value."""
-    users: list[list[int]] = [[] for _ in program.values]
-    for number, op in enumerate(program.ops):
-        for value in op.operands:
-            users[value].append(number)
-    return users
-
-
 def _rounded_bytes(
     program: Program,
-    users: Sequence[Sequence[int]],
     value: int,
     products: Mapping[str, float] = MappingProxyType({}),
 ) -> float:
@@ -191,10 +174,10 @@ def _rounded_bytes(
     def by(user: int) -> float:
         kind, op = program.kinds[user], program.ops[user]
         if kind in _MOVING:
-            return _rounded_bytes(program, users, op.results[0], products)
+            return _rounded_bytes(program, op.results[0], products)
         if kind == "convert":
             return element_bytes(program.values[op.results[0]].type.dtype)
         rounds = program.values[value].type.dtype == "f32"
         return products.get(kind, math.inf) if rounds else math.inf
 
-    return max(map(by, users[value]), default=math.inf)
+    return max(map(by, program.users[value]), default=math.inf)

@@ -17,7 +17,6 @@ UPDATING = "dynamic_update_slice"
 def kernels(
     program: Program,
     kinds: Sequence[str],
-    uses: Sequence[Sequence[int]],
     exists: Bools,
     early: Ints,
 ) -> Ints:
@@ -28,17 +27,17 @@ def kernels(
     If the result is written into a stack, another kernel does it, and reads the operand again.
     Kernels of products compute such operands themselves.
 
-    ``kinds`` (``[ops]``) are those of kernels, ``uses`` (``[values]``) are ops, and ``exists``
-    (``[values]``) says which values are in memory.
+    ``kinds`` (``[ops]``) are those of kernels, and ``exists`` (``[values]``) says which values are
+    in memory.
     """
     product = [kind in PRODUCTS for kind in kinds]
-    for_products = np.zeros(len(program.ops), dtype=bool)
-    for_stacks = np.zeros(len(program.ops), dtype=bool)
+    for_products, for_stacks = ([False] * len(program.ops) for _ in range(2))
+    stored = exists.tolist()
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]
-        if product[number] or not op.results or exists[[*op.results]].any():
+        if product[number] or not op.results or any(stored[value] for value in op.results):
             continue
-        users = [user for value in op.results for user in uses[value]]
+        users = [user for value in op.results for user in program.users[value]]
         for_products[number] = bool(users) and all(
             product[user] or for_products[user] for user in users
         )
@@ -48,7 +47,9 @@ def kernels(
             for user in users
         )
     kernel = early.copy()
-    for number in np.flatnonzero(for_stacks & ~for_products).tolist():
+    for number in np.flatnonzero(for_stacks).tolist():
+        if for_products[number]:
+            continue
         before = int(early[number])
         if before != number and kinds[before] == "reduce":
             result, reduced = program.ops[number].results[0], program.ops[before].results[0]

@@ -80,12 +80,18 @@ class _BlockSearch:
         self._seen: set[PlannedPolicy] = set()
 
     def in_jaxpr(
-        self, jaxpr: Any, *, blocks: bool = True, repeated: bool = False, runs: int = 1
+        self,
+        jaxpr: Any,
+        *,
+        blocks: bool = True,
+        repeated: bool = False,
+        runs: int = 1,
+        looped: bool = False,
     ) -> Any:
         """A jaxpr with the policy around its scans and repeated layers, as far as wished.
 
         Marked blocks that keep everything become plain equations.  ``runs`` is how often the jaxpr
-        runs.
+        runs, and ``looped`` whether it is in the body of a loop.
         """
         layers = _layers(jaxpr.eqns) if blocks and repeated else []
         used = collections.Counter(id(v) for e in jaxpr.eqns for v in e.invars)
@@ -101,24 +107,33 @@ class _BlockSearch:
             name = equation.primitive.name
             inner = inner_jaxpr(equation)
             if name in REMATS:
-                equations += self._marked(equation, inner, runs)
+                equations += self._marked(equation, inner, runs, looped=looped)
             elif name == "scan":
-                equations += self._scan(equation, inner, blocks, runs)
+                equations += self._scan(equation, inner, blocks, runs, looped=looped)
             elif inner is not None:
-                new = self.in_jaxpr(inner, blocks=blocks, repeated=repeated, runs=runs)
+                new = self.in_jaxpr(
+                    inner, blocks=blocks, repeated=repeated, runs=runs, looped=looped
+                )
                 equations.append(with_inner_jaxpr(equation, new))
             else:
                 equations.append(equation)
         return jaxpr.replace(eqns=equations)
 
-    def _marked(self, equation: Any, inner: Any, runs: int) -> list[Any]:
-        """The equations for one of ``jax.checkpoint``."""
+    def _marked(self, equation: Any, inner: Any, runs: int, *, looped: bool) -> list[Any]:
+        """The equations for one of ``jax.checkpoint``.
+
+        The forward and the backward pass of a scan are loops of their own, between which XLA
+        eliminates no common subexpressions: a barrier would only keep it from fusing.
+        """
         policy = equation.params.get("policy")
         if not isinstance(policy, PlannedPolicy):
             own = _policy_text(policy)
             self._trace.remark(f"{_place(inner)} has a jax.checkpoint of its own{own}")
             return [equation]
         found = policy.policed
+        if looped:
+            found = dataclasses.replace(found, prevent_cse=False)
+            equation = equation.replace(params={**equation.params, "prevent_cse": False})
         parts = self._parts(found.block.name, runs)
         if not parts:
             self._trace.repeat(policy.block, runs - (policy not in self._seen))
@@ -145,19 +160,26 @@ class _BlockSearch:
             for share in shares
         ]
 
-    def _scan(self, equation: Any, body: Any, blocks: bool, runs: int) -> list[Any]:
-        length = equation.params["length"]
+    def _scan(
+        self, equation: Any, body: Any, blocks: bool, runs: int, *, looped: bool
+    ) -> list[Any]:
+        length, unroll = equation.params["length"], equation.params["unroll"]
         if not blocks or any(_remats(body)):  # the layers in it are marked
             lengths = self._lengths(body, length, runs)
             return split_scan(
                 equation, lengths,
-                [self.in_jaxpr(body, blocks=False, runs=runs * part) for part in lengths],
+                [
+                    self.in_jaxpr(
+                        body, blocks=False, runs=runs * part, looped=looped or 0 < unroll < part
+                    )
+                    for part in lengths
+                ],
             )  # fmt: skip
         if length < 2:
             return [equation]
         found = policed(
             self._trace, equation.params["jaxpr"], _name(body), _argument_names(body),
-            prevent_cse=False, origin="scan", runs=runs * length,
+            prevent_cse=not (looped or 0 < unroll < length), origin="scan", runs=runs * length,
         )  # fmt: skip
         if found is None:
             return [equation]

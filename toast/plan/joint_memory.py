@@ -41,7 +41,8 @@ _OTHER_WAYS, _FEW_OPS = ("minimal", "full", "minimal_with_context"), 3_000
 #: take so many times as long as that of the best plan that fits.
 _UNSUITED_WAYS, _UNSUITED = ("save_qkv_proj",), 1.3
 
-#: The most ops of a program whose best plan is searched again: half a minute for that many.
+#: A program with more ops takes half a minute to trace and to search several times: its best plan
+#: is not searched again, and the batch is only cut if nothing fits.
 _MORE_OPS = 20_000
 
 #: The most microbatches that are tried.
@@ -200,13 +201,19 @@ class _JointSearch:
         """Whether a plan fits."""
         return any(plan.fits for plan in self.plans.values())
 
+    @property
+    def _is_large(self) -> bool:
+        return self.surveyed is not None and len(self.surveyed.analysis.program.ops) > _MORE_OPS
+
     def microbatches_that_keep_all(self) -> int | None:
         """The least number of microbatches for which keeping everything may be the best.
 
         It is that of the plans so far times a power of two.  ``None`` if everything fits without,
-        if the best plan takes no longer than that would take, if the program does not accumulate
-        gradients, or if there is no such number.
+        if the best plan takes no longer than that would take, if the program is large or does not
+        accumulate gradients, or if there is no such number.
         """
+        if self._is_large:
+            return None
         best = min(self.plans.values(), key=_rank)
         memory = best.analysis.program.memory
         kept = None if self._policies is None else self._policies.presets().get("none")
@@ -257,8 +264,17 @@ class _JointSearch:
             self._plan("full")
 
     def _try_best(self, policies: SurveyPolicies) -> None:
-        """Tries the policies of the integer program; the limit is corrected by what they take."""
-        self._try(policies.best, policies.limit)
+        """Tries the policies of the integer program; the limit is corrected by what they take.
+
+        Tracing and searching a large program takes seconds: if a policy by layers is expected to
+        be better, it is tried at once.
+        """
+
+        def choose(limit: float) -> SurveyedChoice:
+            by_layers = policies.by_layers(limit) if self._is_large else None
+            return by_layers or policies.best(limit)
+
+        self._try(choose, policies.limit)
 
     def _try_layers(self) -> None:
         """Tries policies under which the first layers decide otherwise than the others.
@@ -337,7 +353,7 @@ class _JointSearch:
         So the joint plan is never slower than a plan with the preset.
         """
         best = min(self.plans.values(), key=_rank, default=None)
-        if best is None or len(best.analysis.program.ops) > _MORE_OPS:
+        if best is None or self._is_large:
             return
         if str(best.policy) in self._searched_anew:
             return

@@ -110,6 +110,7 @@ class SurveyPolicies:
         )
         self._memo: PolicyMemo = self._model.memo(surveyed.memory_bytes)
         self._programs = PolicyPrices(surveyed.model, surveyed.state)
+        self._by_layers: dict[float, SurveyedChoice | None] = {}  # by limit
         self._cuts: dict[str, tuple[int, ...]] = {}
         self._known: dict[tuple[tuple[str, tuple[int, ...]], ...], SurveyPolicies] = {(): self}
         assert self._memory is not None
@@ -147,7 +148,7 @@ class SurveyPolicies:
         most = aim = self.limit if limit is None else limit
         tried: dict[str, SurveyedChoice] = {}
         for _ in range(1 + _CORRECTIONS):
-            choice = self._choice(best_policy(self._memo.within(aim), self._plan.state))
+            choice = self._choice(self._shortest(aim))
             if str(choice.policy) in tried:
                 break
             tried[str(choice.policy)] = found = self.written(choice)
@@ -165,6 +166,10 @@ class SurveyPolicies:
         if fitting:
             return min(fitting, key=lambda each: each.step_seconds)
         return min(tried.values(), key=lambda each: each.needed_bytes)
+
+    def _shortest(self, limit: float) -> PricedPolicy:
+        """The policy with the shortest step that needs at most ``limit`` bytes, by estimates."""
+        return best_policy(self._memo.within(limit), self._plan.state)
 
     def presets(self) -> dict[str, SurveyedChoice]:
         """The presets that the program may have, by name, with quick estimates of prices."""
@@ -216,13 +221,24 @@ class SurveyPolicies:
 
         ``None`` if none is better than that of :meth:`best`, by :data:`GAIN`.
         """
-        uniform, most = self.best(limit), max(self._runs.values(), default=0)
-        if self.best(math.inf).step_seconds > uniform.step_seconds * (1.0 - GAIN):
+        room = self.limit if limit is None else limit
+        if room not in self._by_layers:
+            self._by_layers[room] = self._better_by_layers(room)
+        return self._by_layers[room]
+
+    def _better_by_layers(self, room: float) -> SurveyedChoice | None:
+        uniform, most = self.best(room), max(self._runs.values(), default=0)
+        unlimited, limited = self._choice(self._shortest(math.inf)), uniform
+        if self._is_large:
+            limited = self._estimated(uniform.policy)
+        else:
+            unlimited = self.written(unlimited)
+        if unlimited.step_seconds > limited.step_seconds * (1.0 - GAIN):
             return None
         grow(self._memo, self._plan.state)
         front = self._memo.front(self._plan.state)
         # By how much the program of the policy for all runs is off its estimate, others are, too.
-        room, estimated = self.limit if limit is None else limit, self._estimated(uniform.policy)
+        estimated = self._estimated(uniform.policy)
         aim = room * estimated.needed_bytes / max(uniform.needed_bytes, 1.0)
         for _ in range(1 if self._is_large else 1 + _CORRECTIONS):
             written = self._by_ranges(front, most, aim)
@@ -330,7 +346,7 @@ class SurveyPolicies:
         if key in self._known:
             return self._known[key]
         other = self._known[key] = uncached_copy(self)
-        other._cuts = cuts
+        other._cuts, other._by_layers = cuts, {}
         other._model = self._model.cut(cuts, tuple(self._presets.values()))
         other._memo = other._model.memo(self._plan.memory_bytes)
         return other

@@ -242,6 +242,15 @@ class Program:
         return tuple([value.op for value in self.values])
 
     @functools.cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """``[values]`` the ops that use each value, in program order: one for each operand."""
+        users: list[list[int]] = [[] for _ in self.values]
+        for number, op in enumerate(self.ops):
+            for value in op.operands:
+                users[value].append(number)
+        return tuple([tuple(ops) for ops in users])
+
+    @functools.cached_property
     def elements(self) -> tuple[int, ...]:
         """``[values]`` the number of elements of each value."""
         return tuple([math.prod(value.type.shape) for value in self.values])
