@@ -458,3 +458,47 @@ def test_a_joint_plan_searches_nothing_twice(monkeypatch: pytest.MonkeyPatch) ->
     assert planned.policy
     if planned.policy.preset:
         assert (planned.policy.preset, True) in searched
+
+
+def test_a_policy_by_layers_of_a_large_program_is_traced_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(joint_memory, "_MORE_OPS", 0)
+    events: list[Any] = []
+    planned = plan(unrolled, "auto", memory_bytes=125 * 2**20, progress=events.append)
+    assert planned.fits
+    assert planned.policy
+    assert [entry.block for entry in planned.policy.blocks] == ["layer[:1]", "layer[1:]"]
+    first, second, *_ = [e for e in events if isinstance(e, str) and e.startswith("remat ")]
+    assert (first, second) == ("remat survey", "remat proposed")
+    assert "chose the first of" in planned.note
+
+
+def test_a_large_batch_is_not_cut_if_something_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joint_memory, "_MORE_OPS", 0)
+
+    def planned(remat: str, **options: Any) -> toast.Plan:
+        return toast.plan(
+            accumulated, *arrays(2, 4, 1024, 128), mesh="data=2", hardware="tpu-v5e", remat=remat,
+            settings=SETTINGS, **options,
+        )  # fmt: skip
+
+    best = planned("auto", memory_bytes=0.8 * planned("none").after.peak_bytes)
+    assert best.fits
+    assert best.microbatches == 1
+    assert "microbatches" not in best.note
+
+
+def test_numbers_that_do_not_divide_the_batch_are_not_tried() -> None:
+    """Keeping everything would need two microbatches of the three sequences."""
+
+    def planned(remat: str, **options: Any) -> toast.Plan:
+        return toast.plan(
+            accumulated, *arrays(4, 3, 1024, 256), mesh="data=1", hardware="tpu-v5e", remat=remat,
+            settings=SETTINGS, **options,
+        )  # fmt: skip
+
+    limit = 0.8 * planned("none").after.peak_bytes
+    best = planned("auto", memory_bytes=limit)
+    assert best.fits
+    assert best.microbatches == 1
