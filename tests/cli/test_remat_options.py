@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -11,6 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from toast.cli import app
+from toast.cli.common import Source
+from toast.cli.plan_file_commands import load_plan_and_source, policy_plans
 
 MODEL = ["t2b-scan", "--layers", "2", "--sequence", "128", "--mesh", "data=4"]
 SHORT = ["--budget", "0"]
@@ -173,6 +176,20 @@ def test_policies_beyond_the_users_limit_are_priced(
     assert code == 0
     assert "remat = none instead of full" in printed
     assert "not fit" in printed
+
+
+def test_other_policies_are_drawn_for_the_very_shardings(small_plan: Callable[..., str]) -> None:
+    """Those of a baseline or of a hand have no actions."""
+    file = small_plan("--remat", "full", "--pin", "x=P('data',None)", "--pin", "up=P(None,'data')")
+    applied, source = load_plan_and_source(Source(file, {}, (), (), cache=False), SMALL[0])
+    plan = dataclasses.replace(applied.plan, actions=(), steps=())
+    (kept,) = policy_plans(source, plan, lambda _: None)
+    assert kept.policy is not None
+    assert kept.policy.preset == "none"
+    assert kept.arguments == plan.arguments
+    assert kept.shardings.results == plan.shardings.results
+    assert kept.after.step_seconds < plan.after.step_seconds
+    assert [c.count for c in kept.after.collectives] == [c.count for c in plan.after.collectives]
 
 
 def test_choices_need_a_policy_and_a_link_to_the_host(

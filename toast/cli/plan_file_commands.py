@@ -314,18 +314,22 @@ def plan_with(source: Source, plan: Plan, option: str, value: str, budget: float
 def _replanned(source: Source, plan: Plan, budget: float, show: Callable[[Any], None]) -> Plan:
     """The plan of ``source``, which is the program of ``plan`` traced in another way.
 
-    The search starts from ``plan``, under the same options, and takes at most ``budget`` seconds.
-    The result may not fit.
+    The search starts from the shardings of ``plan``, under the same options, and takes at most
+    ``budget`` seconds.  The result may not fit.
     """
     from toast import api
+    from toast.plan import with_same_shardings
     from toast.search import Settings
 
     analysis = source.analysis(show, partitioner=plan.analysis.lowering)
+    memory = analysis.program.memory
+    alike = memory is None or memory.microbatches == plan.microbatches
     # A limit of the user would be an error for plans that do not fit.
     machine = dataclasses.replace(plan.hardware, memory_limit_bytes=plan.memory_bytes)
     other = api.plan(
         analysis, mesh=plan.mesh, hardware=machine, safety=plan.safety, overlap=plan.model.overlap,
-        constraints=plan.constraints, resolution=plan.resolution, start=plan,
+        constraints=plan.constraints, resolution=plan.resolution,
+        start=with_same_shardings(plan, analysis) if alike else plan,
         settings=Settings(seed=plan.seed, budget=budget), progress=show,
     )  # fmt: skip
     written = plan.origin.hardware if plan.origin else plan.hardware.name
@@ -335,10 +339,11 @@ def _replanned(source: Source, plan: Plan, budget: float, show: Callable[[Any], 
 def policy_plans(source: Source, plan: Plan, show: Callable[[Any], None]) -> list[Plan]:
     """The plan with everything kept, and with everything recomputed, to compare their memory.
 
-    They have the shardings of ``plan``, without a search.  ``source`` is its program.  There are
-    none for a program that is not traced, or a plan without a memory policy.
+    They have the very shardings of ``plan``.  ``source`` is its program.  There are none for a
+    program that is not traced, or a plan without a memory policy.
     """
     from toast.errors import ToastError
+    from toast.plan import with_same_shardings
 
     if plan.policy is None or not source.is_traced:
         return []
@@ -348,8 +353,11 @@ def policy_plans(source: Source, plan: Plan, show: Callable[[Any], None]) -> lis
             continue
         count = plan.microbatches if plan.microbatches > 1 else source.microbatches
         chosen = dataclasses.replace(source, remat=preset, microbatches=count)
-        with contextlib.suppress(ToastError):  # the policy may have no counterpart of the plan
-            plans.append(_replanned(chosen, plan, 0.0, show))
+        with contextlib.suppress(ToastError):  # blocks may not be what they were
+            analysis = chosen.analysis(show, partitioner=plan.analysis.lowering)
+            other = with_same_shardings(plan, analysis)
+            written = plan.origin.hardware if plan.origin else plan.hardware.name
+            plans.append(dataclasses.replace(other, origin=chosen.origin(written)))
     return plans
 
 

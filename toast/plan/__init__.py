@@ -37,6 +37,7 @@ from toast.plan.reasons import (
     FreeAxis,
     HeldAxis,
 )
+from toast.plan.same_shardings import with_same_shardings
 from toast.plan.small_collectives import small_collective_notes
 from toast.plan.starting_plan import check_program, saved_start, start_actions
 from toast.plan.survey_policies import is_survey, with_policies, without_policies
@@ -103,6 +104,7 @@ __all__ = [
     "spec_text",
     "start_actions",
     "with_policies",
+    "with_same_shardings",
     "without_policies",
     "written_ops",
 ]

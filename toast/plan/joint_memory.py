@@ -17,9 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from toast.errors import PlanError, SearchError, TargetError
+from toast.plan.memory_notes import gross_effect, net_effect
 from toast.plan.plan import Plan
 from toast.plan.policy_bound import policy_bound
+from toast.plan.same_shardings import with_same_shardings
 from toast.plan.survey_policies import GAIN, SurveyedChoice, SurveyPolicies
+from toast.plan.written_policies import kept_price
 from toast.program import MemoryPolicy, RunRange, survey
 from toast.units import size_text, time_text
 
@@ -103,9 +106,22 @@ def joint_plan(
     note = f"remat=auto chose the first of {len(every)} policies: {tried}"
     return dataclasses.replace(
         best,
-        note="\n".join(filter(None, [note, best.note])),
+        note="\n".join(filter(None, [note, _with_effect(best, searches)])),
         policies_bound_seconds=_bound(searches, every, may_cut_batch=may_cut_batch),
     )
+
+
+def _with_effect(best: Plan, searches: Sequence[_JointSearch]) -> str:
+    """The note of the best plan, with what its policy changes at its own shardings."""
+    alone, lines = gross_effect(best), best.note.splitlines()
+    if alone not in lines:
+        return best.note
+    for search in searches:
+        kept = search.price_of_keeping(best)
+        if kept is not None:
+            lines[lines.index(alone)] = net_effect(best, *kept)
+            return "\n".join(lines)
+    return best.note
 
 
 def _bound(
@@ -230,6 +246,20 @@ class _JointSearch:
             parts *= 2
         count = parts * best.microbatches
         return count if count <= _MOST_MICROBATCHES else None
+
+    def price_of_keeping(self, plan: Plan) -> tuple[float, float] | None:
+        """Seconds and peak with everything kept, under the shardings of one of the plans.
+
+        ``None`` for plans of another search, or if the program with everything kept is not known.
+        """
+        if all(plan is not mine for mine in self.plans.values()):
+            return None
+        for mine in self.plans.values():
+            if mine.policy and mine.policy.preset == "none":
+                other = with_same_shardings(plan, mine.analysis).after
+                return other.step_seconds, other.peak_bytes
+        prices = self.surveyed and kept_price(plan, self.surveyed)
+        return (float(prices.seconds[0]), float(prices.peak_bytes[0])) if prices else None
 
     def keep_all(self) -> None:
         """Plans the program with everything kept."""

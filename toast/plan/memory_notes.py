@@ -1,7 +1,8 @@
 """Notes on the memory policy of a plan: what is recomputed, offloaded and kept, and what that does.
 
-Seconds and bytes are those of the plan's own program and shardings, so that every policy has them:
-a preset, one of the user, or one that TOAST found.
+If the price of the program with everything kept is known, the note compares it with the plan's.
+Else, it has the seconds of what runs again and the bytes that need not wait, from the plan's own
+program and shardings: every policy has these, and they are more than what the policy changes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from toast.units import listed, size_text
 #: The most names that a note lists for a choice.
 _NAMED = 4
 
+#: Smaller shares of a price count as equal.
+_SAME = 1e-3
+
 _DONE: dict[Choice, str] = {"recompute": "recomputed", "offload": "offloaded", "keep": "kept"}
 
 
@@ -42,33 +46,59 @@ def memory_notes(plan: Plan) -> list[str]:
     if memory.microbatches > 1:
         notes.append(f"the batch is cut into {memory.microbatches} microbatches")
     sizes, policy = ResidualSizes(plan), memory.policy
-    share = recomputed_seconds(plan) / max(plan.after.step_seconds, 1e-300)
-    decided = [(block, policy.of(block.name)) for block in memory.blocks if policy]
-    several = sum(bool(_names(block, of, "recompute")) for block, of in decided) > 1
     label = f"remat {policy.preset}".strip() if policy else ""
+    decided = [(block, policy.of(block.name)) for block in memory.blocks if policy]
     for block, decision in decided:
-        runs = _runs_text(block, memory.blocks)
         parts = []
         for choice in ("recompute", "offload", "keep"):
-            shown = _names(block, decision, choice, sizes)
-            if not shown:
-                continue
-            effects = []
-            if choice == "recompute" and share and not several:
-                effects.append(f"adds about {_share_text(share)} of the step")
-            freed = sizes.of_names(block, getattr(decision, choice))
-            if choice != "keep" and freed:
-                effects.append(f"frees about {size_text(freed)}")
-            done = f" ({', '.join(effects)})" if effects else ""
-            parts.append(f"{_DONE[choice]}: {listed(shown, _NAMED)}{done}")
+            if shown := _names(block, decision, choice, sizes):
+                parts.append(f"{_DONE[choice]}: {listed(shown, _NAMED)}")
         if len(parts) == 1 and parts[0].startswith("kept"):
             parts = ["everything is kept"]
         if gathered := decision.gathered:
             parts.append(f"uses copies of {listed(gathered, _NAMED)} again")
+        runs = _runs_text(block, memory.blocks)
         notes.append(f"{label}, {runs}; {'; '.join(parts) or 'nothing is kept'}")
-    if several and share:
-        notes.append(f"recomputation adds about {_share_text(share)} of the step")
+    if effect := gross_effect(plan):
+        notes.append(effect)
     return [*notes, *(f"left as it is: {text}" for text in memory.own)]
+
+
+def gross_effect(plan: Plan) -> str:
+    """What a policy costs and frees at most, from the plan alone; empty if it changes nothing.
+
+    The seconds are those of all that runs again, before overlap.  They are left out if the program
+    recomputes something whatever the policy is.  The bytes are those of all residuals that do not
+    wait on the device; XLA would not store some of them anyway.
+    """
+    memory = plan.analysis.program.memory
+    if memory is None or memory.policy is None:
+        return ""
+    sizes, freed, again = ResidualSizes(plan), 0.0, False
+    for block in memory.blocks:
+        decision = memory.policy.of(block.name)
+        again = again or bool(_names(block, decision, "recompute"))
+        freed += sizes.of_names(block, (*decision.recompute, *decision.offload))
+    parts = []
+    share = recomputed_seconds(plan) / max(plan.after.step_seconds, 1e-300)
+    if again and share and not memory.own:
+        parts.append(f"recomputation takes about {_share_text(share)} of the step")
+    if freed:
+        parts.append(f"at most {size_text(freed)} less waits on the device for the backward pass")
+    return ", and ".join(parts)
+
+
+def net_effect(plan: Plan, kept_seconds: float, kept_bytes: float) -> str:
+    """What a policy changes, by the price of the plan's shardings with everything kept."""
+    longer = plan.after.step_seconds / kept_seconds - 1.0
+    lower = kept_bytes - plan.after.peak_bytes
+    step = f"about {_share_text(abs(longer))} {'longer' if longer > 0 else 'less'}"
+    peak = f"about {size_text(abs(lower))} {'lower' if lower > 0 else 'higher'}"
+    return (
+        "compared with everything kept under the same shardings, the step takes "
+        f"{'as long' if abs(longer) < _SAME else step}, and the peak is "
+        f"{'as high' if abs(lower) < _SAME * kept_bytes else peak}"
+    )
 
 
 def _runs_text(block: Block, blocks: Sequence[Block]) -> str:
@@ -182,4 +212,4 @@ def _plain(name: str) -> str:
     return re.sub(r"(?<=[a-z])_\d+$", "", name)
 
 
-__all__ = ["ResidualSizes", "memory_notes", "recomputed_seconds"]
+__all__ = ["ResidualSizes", "gross_effect", "memory_notes", "net_effect", "recomputed_seconds"]

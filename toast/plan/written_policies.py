@@ -20,8 +20,9 @@ from toast.cost.prices import Prices
 from toast.cost.residuals import residuals_of
 from toast.distinct import distinct_rows
 from toast.plan.plan import Plan
+from toast.plan.same_shardings import same_shardings
 from toast.plan.starting_plan import ShardedOps, follow
-from toast.program import Program, Signature
+from toast.program import Program, Signature, preset
 from toast.program.program import Builder
 from toast.records import uncached_copy
 from toast.space import NONE, Space, States
@@ -118,3 +119,33 @@ def _one_of_each(signatures: Sequence[Signature], platform: str) -> Program:
         )  # fmt: skip
     names = [f"x{number}" for number in range(len(given))]
     return dataclasses.replace(builder.build("policy", names, [], []), platform=platform)
+
+
+def kept_price(plan: Plan, surveyed: Plan) -> Prices | None:
+    """The price of a plan's program with everything kept, under the plan's shardings.
+
+    :param plan: a plan of the program that a policy makes of the survey.
+    :param surveyed: a plan of the survey of the program, on the same mesh; its shardings do not
+        matter.
+    :returns: the price; ``None`` if the program is not written.
+    """
+    ours, theirs = plan.analysis.program, surveyed.analysis.program
+    alike = plan.mesh == surveyed.mesh and plan.microbatches == surveyed.microbatches
+    if not theirs.memory or not alike or ours.padding != theirs.padding:
+        return None
+    op_state = same_shardings(ours, plan.op_state, surveyed.model.space)
+    space = Space(
+        surveyed.analysis, surveyed.mesh, constraints=surveyed.constraints,
+        resolution=surveyed.resolution, apart=op_state,
+    )  # fmt: skip
+    model = CostModel(
+        space, surveyed.hardware, overlap=surveyed.model.overlap, like=surveyed.model,
+        safety=surveyed.safety,
+    )  # fmt: skip
+    state = space.within(op_state[space.classes.representative])
+    residuals = surveyed.model.policies.residuals
+    everything = preset("none").resolved(theirs.memory.blocks)
+    try:
+        return PolicyPrices(model, state).price(residuals, residuals.choices([everything]))
+    except NotWritten:
+        return None

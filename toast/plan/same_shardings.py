@@ -1,0 +1,132 @@
+"""The shardings of a plan in its function traced with another memory policy, without a search."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from toast.analysis import analyzed
+from toast.cost import CostModel
+from toast.plan.make_plan import make_plan
+from toast.plan.plan import Plan
+from toast.plan.starting_plan import follow
+from toast.program import Program
+from toast.search import SearchResult, begin_with_fixed
+from toast.space import Space
+from toast.uneven import padded_program
+
+if TYPE_CHECKING:
+    from toast.analysis import Analysis
+
+#: What the path of an op has in blocks, and in gradients: ``transpose(jvp(NAME))``.
+_AGAIN = re.compile(r"(checkpoint|rematted_computation|eval_jaxpr)/")
+_GRADIENT = re.compile(r"(transpose)?\((?:jvp\()+([^()]*)\)+|jvp\(([^()]*)\)")
+
+#: Ops that carry values through loops, and into what runs again: a program has as many as values.
+_PASSING = frozenset({
+    "carry", "yield", "dynamic_slice", "dynamic_update_slice", "optimization_barrier",
+})  # fmt: skip
+
+
+def with_same_shardings(plan: Plan, analysis: Analysis) -> Plan:
+    """The plan that shards another program as ``plan`` shards its own.
+
+    :param plan: the plan; how its shardings were found does not matter.
+    :param analysis: the analysis of the same function, traced with another memory policy.  Ops that
+        both programs have get the shardings of the plan; others follow them.
+    :returns: the plan of that program, under the options of ``plan``.
+    """
+    if plan.padding and not analysis.program.padding:
+        larger = padded_program(analysis, plan.mesh, 1.0, only=plan.padding)
+        if larger is not None:
+            analysis = analyzed(
+                larger.program, rules=analysis.rule_files, lowering=analysis.lowering
+            )
+    space = Space(analysis, plan.mesh, constraints=plan.constraints, resolution=plan.resolution)
+    op_state = same_shardings(plan.analysis.program, plan.op_state, space)
+    space = Space(
+        analysis, plan.mesh, constraints=plan.constraints, resolution=plan.resolution,
+        apart=op_state,
+    )  # fmt: skip
+    state = space.within(op_state[space.classes.representative])
+    model = CostModel(space, plan.hardware, overlap=plan.model.overlap, safety=plan.safety)
+    begin_with_fixed(model)
+    cost = float(model.cost(model.price(state[None]), plan.memory_bytes)[0])
+    other = make_plan(
+        model, SearchResult((), state, cost, 1, 0.0, ()), memory_bytes=plan.memory_bytes,
+        seed=plan.seed, seconds=dict(analysis.seconds), resolution=plan.resolution,
+    )  # fmt: skip
+    return dataclasses.replace(other, origin=plan.origin)
+
+
+def same_shardings(
+    theirs: Program, op_state: npt.NDArray[np.int8], space: Space
+) -> npt.NDArray[np.int8]:
+    """``[ops, axes]`` the shardings of a program in one that recomputes other values.
+
+    :param theirs: the program.
+    :param op_state: ``[ops, axes]`` its shardings.
+    :param space: the decision space of the other program, with the same mesh axes.
+    """
+    ours = space.analysis.program
+    state = space.of_ops(space.pinned).copy()
+    known = np.zeros(len(state), dtype=bool)
+    for level in range(3):
+        there, here = _by_place(theirs, level), _by_place(ours, level)
+        for key, ops in here.items():
+            others = there.get(key, [])
+            ops = [op for op in ops if not known[op]]
+            if not others or not ops:
+                continue
+            if len(others) == len(ops):
+                rows = op_state[others]
+            elif ours.kind(ops[0]) in _PASSING:
+                continue  # other values are carried
+            else:
+                rows = _repeated(op_state[others], len(ops))
+            free = state[ops] < 0
+            state[ops] = np.where(free, rows, state[ops])
+            known[ops] = True
+    follow(state, known, space)
+    return state
+
+
+def _repeated(rows: npt.NDArray[np.int8], count: int) -> npt.NDArray[np.int8]:
+    """The rows for another number of the same ops: one after the other, or the most frequent."""
+    if len(rows) % count == 0 or count % len(rows) == 0:
+        times = -(-count // len(rows))
+        return np.tile(rows, (times, 1))[:count]
+    (most, _), *_ = collections.Counter(map(tuple, rows.tolist())).most_common(1)
+    return np.tile(np.array(most, dtype=np.int8), (count, 1))
+
+
+def _by_place(program: Program, level: int) -> dict[Hashable, Sequence[int]]:
+    """The ops by what they compute and where; a higher level tells fewer of them apart.
+
+    Level 0 tells passes apart, and level 1 only sources and paths; level 2 only source lines.
+    """
+    ops: dict[Hashable, list[int]] = collections.defaultdict(list)
+    passes = program.passes
+    for number, op in enumerate(program.ops):
+        at = program.location(number)
+        key: tuple[Hashable, ...] = (program.signatures[op.signature], at.file, at.line)
+        if level < 2:
+            key += (_plain(at.path),)
+        if level < 1:
+            key += (passes[number],)
+        ops[key].append(number)
+    return dict(ops)
+
+
+def _plain(path: str) -> str:
+    """A path without blocks and passes."""
+    return _GRADIENT.sub(lambda match: match[2] or match[3] or "", _AGAIN.sub("", path))
+
+
+__all__ = ["same_shardings", "with_same_shardings"]
