@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 from typer.testing import CliRunner
 
+import toast
 from toast.cli import app
 from toast.cli.common import Source
 from toast.cli.plan_file_commands import load_plan_and_source, policy_plans
@@ -63,10 +64,18 @@ def test_another_policy_is_an_alternative(tmp_path: pathlib.Path) -> None:
     assert "Better than the plan" in printed
     code, printed, _ = invoke("explain", file, "--why-not", "microbatches=2", *SHORT)
     assert "microbatches = 2 instead of 1" in printed
+    code, printed, _ = invoke("explain", file, "--why-not", "remat=auto", *SHORT)
+    assert code == 0
+    assert "remat = auto instead of none" in printed
     for words, message in (
         ("microbatches=many", "--why-not 'microbatches=many': write a number, such as 4"),
         ("remat=half", "remat 'half': neither a policy nor a preset"),
         ("microbatches=7", "7"),
+        (
+            "gathered=quary",
+            "gathered=quary: no argument of a block is named quary; those of scan (",
+        ),
+        ("gather=x", "--why-not 'gather=x': write params['wq']=P('model', None), or remat=, micro"),
     ):
         code, _, errors = invoke("explain", file, "--why-not", words, *SHORT)
         assert code == 2
@@ -219,10 +228,31 @@ def test_plans_without_them_record_neither(tmp_path: pathlib.Path) -> None:
     assert not {"remat", "microbatches"} & {*data["origin"]}
 
 
-def test_auto_tries_several_policies() -> None:
-    code, printed, _ = invoke("plan", *MODEL, *SHORT, "--remat", "auto")
+def test_auto_tries_several_policies(tmp_path: pathlib.Path) -> None:
+    file = str(tmp_path / "plan.json")
+    code, printed, _ = invoke("plan", *MODEL, *SHORT, "--remat", "auto", "--json", file)
     assert code in (0, 1)
     assert "remat=auto chose the first of" in printed
+    assert invoke("explain", file, "--why-not", "remat=auto") == (
+        2,
+        "",
+        "toast: --why-not remat=auto: the plan has the policy that remat=auto chose; name another "
+        "one, such as remat=minimal\n",
+    )
+
+
+@pytest.mark.parametrize("model", ["t2b-scan", "t2b"])
+def test_the_input_of_a_layer_is_offloaded_by_name(model: str) -> None:
+    """In a scan, it is what the loop carries; in repeated layers, what one passes to the next."""
+    program = toast.analyze(
+        toast.models.build(model, small=True, layers=2), remat="*: offload=layer_input"
+    ).program
+    assert program.memory is not None
+    assert program.memory.policy is not None
+    (block,), (decision,) = program.memory.blocks, program.memory.policy.blocks
+    (moved,) = (residual for residual in block.residuals if residual.name in decision.offload)
+    assert moved.kind == "input"
+    assert len(moved.types[0].split(",")) == 3
 
 
 @pytest.mark.parametrize(

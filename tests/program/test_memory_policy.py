@@ -111,3 +111,37 @@ def test_errors(text: str, message: str) -> None:
 def test_presets_name_their_values_once() -> None:
     for policy in PRESETS.values():
         assert len({*policy.patterns}) == len(policy.patterns)
+
+
+def test_weights_stay_gathered_or_are_gathered_again() -> None:
+    block = Block("layer", (*LAYER.residuals, residual("w", "input")))
+    again = MemoryPolicy.parse("layer: keep=query").resolved([block])
+    stays, before = again.changed([block], "gathered", ["w"])
+    assert (before, stays.of("layer").gathered) == (("keep",), ("w",))
+    assert stays.of("layer").keep == ("x", "query")
+    # Other changes leave it, and the way back is to keep it as it is: an argument.
+    moved, _ = stays.changed([block], "offload", ["query"])
+    assert moved.of("layer").gathered == ("w",)
+    assert moved.changed([block], "keep", ["query"]) == (stays, ("offload",))
+    back, before = stays.changed([block], "keep", ["w"])
+    assert (str(back.resolved([block])), before) == (str(again), ("gathered",))
+    for policy, names, message in (
+        (again, ["gate"], "gathered=gate: no argument of a block is named gate; those of layer (x"),
+        (stays, ["w"], "gathered=w: the plan has w gathered already"),
+        (MemoryPolicy.parse("none"), ["w"], "gathered=w: the plan has w gathered already"),
+    ):
+        with pytest.raises(TargetError) as error:
+            policy.changed([block], "gathered", names)
+        assert str(error.value).startswith(message)
+
+
+def test_the_input_of_a_layer_has_a_name_of_its_own_everywhere() -> None:
+    carry = dataclasses.replace(residual("x", "input"), alias="layer_input")
+    block = Block("scan", (carry, *LAYER.residuals[1:]))
+    assert MemoryPolicy.parse("scan: offload=layer_input").resolved([block]).of("scan").offload == (
+        "x",
+    )
+    changed, _ = MemoryPolicy.parse("full").changed([block], "offload", ["layer_input"])
+    assert changed.of("scan").offload == ("x",)
+    with pytest.raises(TargetError, match="no residual is named layer_input"):
+        MemoryPolicy.parse("layer: offload=layer_input").resolved([LAYER])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -72,7 +73,9 @@ WhyNotOption = Annotated[
         "--why-not",
         help="For a plan: show the effect of another sharding: \"params['wq']=P('model', None)\"; "
         "* matches any text. Or that of another memory policy: remat=full, microbatches=4, or the "
-        "plan's with another choice for some values: offload=NAME, keep=NAME, recompute=NAME.",
+        "plan's with another choice for some values: offload=NAME, keep=NAME, recompute=NAME, or "
+        "for weights of a layer: gathered=NAME (the gathered copies stay), keep=NAME (gathered "
+        "again). remat=auto plans jointly.",
     ),
 ]
 WhyNotBudget = Annotated[
@@ -88,7 +91,7 @@ WhyNotOutput = Annotated[
 
 
 #: An alternative that is another memory policy; with ``P(...)``, it is the sharding of an argument.
-_POLICY = re.compile(r"(remat|microbatches|keep|recompute|offload)=(?!P\()(.+)", re.DOTALL)
+_POLICY = re.compile(r"(remat|microbatches|keep|recompute|offload|gathered)=(?!P\()(.+)", re.DOTALL)
 
 
 def _plan_file(metavar: str) -> Any:
@@ -285,8 +288,8 @@ def plan_with(source: Source, plan: Plan, option: str, value: str, budget: float
     """Compare a plan with another one of its program, planned anew.
 
     ``option`` and ``value`` are those of ``--why-not``: ``remat`` or ``microbatches``; or ``keep``,
-    ``recompute`` or ``offload`` with names of residuals, for the policy of the plan with another
-    choice for these alone.
+    ``recompute``, ``offload`` or ``gathered`` with names of residuals, for the policy of the plan
+    with another choice for these alone.
 
     ``source`` is the program, as :func:`load_plan_and_source` returns it; the search starts from
     ``plan`` and takes at most ``budget`` seconds.  Raises
@@ -296,9 +299,18 @@ def plan_with(source: Source, plan: Plan, option: str, value: str, budget: float
     """
     from toast.errors import PlanError
     from toast.explain import other_policy
+    from toast.plan import joint_plan
 
     changes: dict[str, Any] = {option: value}
     before: tuple[str, ...] = ()
+    if (option, value) == ("remat", "auto"):
+        _check_not_joint(plan)
+        with progress() as show:
+            other = joint_plan(
+                functools.partial(_planned, source, plan, budget, show), show,
+                may_cut_batch=source.microbatches is None,
+            )  # fmt: skip
+        return other_policy(plan, other, option, value)
     if option == "microbatches":
         if not re.fullmatch(r"[1-9]\d{0,8}", value):
             raise PlanError(f"--why-not 'microbatches={value}': write a number, such as 4")
@@ -317,19 +329,41 @@ def _replanned(source: Source, plan: Plan, budget: float, show: Callable[[Any], 
     The search starts from the shardings of ``plan``, under the same options, and takes at most
     ``budget`` seconds.  The result may not fit.
     """
+    return _planned(source, plan, budget, show, source.remat)
+
+
+def _planned(
+    source: Source,
+    plan: Plan,
+    budget: float,
+    show: Callable[[Any], None],
+    policy: str | MemoryPolicy | None,
+    /,
+    start: Plan | None = None,
+    microbatches: int | None = None,
+) -> Plan:
+    """The plan of ``source`` with a memory policy; the search starts from another plan.
+
+    Without one, it starts from the shardings of ``plan``.
+    """
     from toast import api
     from toast.plan import with_same_shardings
     from toast.search import Settings
 
+    source = dataclasses.replace(
+        source, remat=policy, microbatches=microbatches or source.microbatches
+    )
     analysis = source.analysis(show, partitioner=plan.analysis.lowering)
     memory = analysis.program.memory
     alike = memory is None or memory.microbatches == plan.microbatches
+    if start is None:
+        start = with_same_shardings(plan, analysis) if alike else plan
     # A limit of the user would be an error for plans that do not fit.
     machine = dataclasses.replace(plan.hardware, memory_limit_bytes=plan.memory_bytes)
     other = api.plan(
         analysis, mesh=plan.mesh, hardware=machine, safety=plan.safety, overlap=plan.model.overlap,
         constraints=plan.constraints, resolution=plan.resolution,
-        start=with_same_shardings(plan, analysis) if alike else plan,
+        start=start,
         settings=Settings(seed=plan.seed, budget=budget), progress=show,
     )  # fmt: skip
     written = plan.origin.hardware if plan.origin else plan.hardware.name
@@ -361,18 +395,31 @@ def policy_plans(source: Source, plan: Plan, show: Callable[[Any], None]) -> lis
     return plans
 
 
+def _check_not_joint(plan: Plan) -> None:
+    """Raises :class:`toast.errors.PlanError` for a plan whose policy was chosen jointly."""
+    from toast.errors import PlanError
+    from toast.plan import is_joint
+
+    if is_joint(plan):
+        raise PlanError(
+            "--why-not remat=auto: the plan has the policy that remat=auto chose; name another one,"
+            " such as remat=minimal"
+        )
+
+
 def _changed_policy(
-    plan: Plan, choice: Choice, value: str
-) -> tuple[MemoryPolicy, tuple[Choice, ...]]:
+    plan: Plan, choice: Choice | Literal["gathered"], value: str
+) -> tuple[MemoryPolicy, tuple[str, ...]]:
     """The policy of a plan with another choice for residuals, and what it did with these."""
     from toast import api
     from toast.errors import HardwareError, PlanError
 
     memory, asked = plan.analysis.program.memory, f"--why-not {choice}={value}"
     if memory is None or memory.policy is None:
+        others = "recompute" if choice == "gathered" else "keep"
         raise PlanError(
             f"{asked}: the plan has no memory policy, which this would change; use --why-not "
-            f"'remat=*: keep=* {choice}={value}', or make the plan with --remat"
+            f"'remat=*: {others}=* {choice}={value}', or make the plan with --remat"
         )
     if choice == "offload" and not api.has_host_link(plan.hardware):
         raise HardwareError(
@@ -448,7 +495,10 @@ def explain_plan(
     elif alternative is not None:
         pattern, equals, spec = alternative.rpartition("=P")
         if not pattern or not equals:
-            raise PlanError(f"--why-not '{alternative}': write params['wq']=P('model', None)")
+            raise PlanError(
+                f"--why-not '{alternative}': write params['wq']=P('model', None), or remat=, "
+                "microbatches=, keep=, recompute=, offload= or gathered= with a value"
+            )
         with progress() as show:
             show("search")
             explanations.append(plan.why_not(pattern, "P" + spec, budget=budget))

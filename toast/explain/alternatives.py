@@ -104,7 +104,10 @@ def other_policy(
     if option == "microbatches":
         now = (str(plan.microbatches),)
     elif before:
-        now = tuple(f"{choice} = {value}" for choice in before)
+        now = tuple(
+            f"gathered again = {value}" if (option, choice) == ("gathered", "keep")
+            else f"{choice} = {value}" for choice in before
+        )  # fmt: skip
     else:
         now = (plan.policy.label if plan.policy else "what the program says",)
     scale = plan.before.step_seconds / other.before.step_seconds

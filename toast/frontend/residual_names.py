@@ -22,7 +22,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from toast.program import Block, Residual
-from toast.program.memory_policy import ResidualKind
+from toast.program.memory_policy import LAYER_INPUT, ResidualKind
 
 #: Primitives that run one jaxpr, and the parameter that has it.
 _CALLS = {
@@ -124,12 +124,13 @@ def _residual_names(closed: Any, inputs: Sequence[str]) -> ResidualNames:
     ]  # fmt: skip
     last = {_statement(equation): place for place, _, equation, own in mine if not own}
     arguments: dict[int, Residual] = {}
+    passed = None if LAYER_INPUT in taken else _passed_on(closed.jaxpr)
     for number, variable in enumerate(closed.jaxpr.invars):
         if number in needed and _may_have_name(variable.aval):
             label = inputs[number] if number < len(inputs) else f"input{number}"
             arguments[number] = Residual(
                 _unique(label, taken), "input", (_type_text(variable.aval),),
-                size_bytes(variable.aval),
+                size_bytes(variable.aval), alias=LAYER_INPUT if number == passed else "",
             )  # fmt: skip
     for place, variable, equation, own in mine:
         is_last = last.get(_statement(equation)) == place
@@ -148,6 +149,18 @@ def _residual_names(closed: Any, inputs: Sequence[str]) -> ResidualNames:
     ]  # fmt: skip
     # Arguments that the program names itself are listed under that name, too.
     return ResidualNames(readable, of_program, arguments, (*arguments.values(), *residuals))
+
+
+def _passed_on(jaxpr: Any) -> int | None:
+    """The number of the argument that a layer passes to the next one: it has the type of a result.
+
+    Of several, it is the largest, and the first of these.
+    """
+    results = {_type_text(v.aval) for v in jaxpr.outvars}
+    alike = [
+        n for n, v in enumerate(jaxpr.invars) if v.aval.shape and _type_text(v.aval) in results
+    ]
+    return max(alike, key=lambda n: (size_bytes(jaxpr.invars[n].aval), -n), default=None)
 
 
 @dataclasses.dataclass

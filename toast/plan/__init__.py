@@ -9,7 +9,7 @@ from toast.plan.diff import (
     diff,
 )
 from toast.plan.files import VERSION, Origin, Saved, read, schema
-from toast.plan.joint_memory import joint_plan
+from toast.plan.joint_memory import is_joint, joint_plan
 from toast.plan.kernel_notes import kernel_notes
 from toast.plan.labels import describe_value, dimension_labels, place_of, spec_text
 from toast.plan.make_plan import make_plan
@@ -80,6 +80,7 @@ __all__ = [
     "diff",
     "dimension_labels",
     "fit_text",
+    "is_joint",
     "is_plan",
     "is_survey",
     "joint_plan",

@@ -56,6 +56,10 @@ _MOST_MICROBATCHES = 64
 _FREE, _MARGIN = 0.03, 0.005
 
 
+#: How the note of a joint plan begins.
+_CHOSE = "remat=auto chose the first of"
+
+
 class PlanWith(Protocol):
     """A function that plans the program with a memory policy."""
 
@@ -103,12 +107,17 @@ def joint_plan(
     every.sort(key=_rank)
     best = every[0]
     tried = "; ".join(_text(plan) for plan in every)
-    note = f"remat=auto chose the first of {len(every)} policies: {tried}"
+    note = f"{_CHOSE} {len(every)} policies: {tried}"
     return dataclasses.replace(
         best,
         note="\n".join(filter(None, [note, _with_effect(best, searches)])),
         policies_bound_seconds=_bound(searches, every, may_cut_batch=may_cut_batch),
     )
+
+
+def is_joint(plan: Plan) -> bool:
+    """Whether the policy of a plan was chosen together with its shardings."""
+    return any(line.startswith(_CHOSE) for line in plan.note.splitlines())
 
 
 def _with_effect(best: Plan, searches: Sequence[_JointSearch]) -> str:

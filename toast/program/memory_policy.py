@@ -23,6 +23,9 @@ from toast.units import listed
 Choice = Literal["keep", "recompute", "offload"]
 CHOICES: tuple[Choice, ...] = ("keep", "recompute", "offload")
 
+#: The same as what was done.
+_DONE: dict[str, str] = {"keep": "kept", "recompute": "recomputed", "offload": "offloaded"}
+
 #: The words of the text of a policy.
 _WORDS = (*CHOICES, "gathered")
 
@@ -69,6 +72,10 @@ def label_parts(label: str) -> tuple[str, bool]:
 UNNAMED = "@unnamed"
 
 
+#: The alias of the argument of a block that one layer passes to the next.
+LAYER_INPUT = "layer_input"
+
+
 @dataclasses.dataclass(frozen=True)
 class Residual:
     """A residual of a block: one value, or several with one name."""
@@ -85,6 +92,8 @@ class Residual:
     source: str = ""
     #: Whether the name is one of ``jax.ad_checkpoint.checkpoint_name`` in the program.
     own: bool = False
+    #: Another name that policies may use: :data:`LAYER_INPUT`; empty for none.
+    alias: str = dataclasses.field(default="", compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,20 +347,28 @@ class MemoryPolicy:
         return MemoryPolicy(decisions, self.preset, self.surveys)
 
     def changed(
-        self, blocks: Sequence[Block], choice: Choice, patterns: Sequence[str]
-    ) -> tuple[MemoryPolicy, tuple[Choice, ...]]:
+        self, blocks: Sequence[Block], choice: Choice | Literal["gathered"], patterns: Sequence[str]
+    ) -> tuple[MemoryPolicy, tuple[str, ...]]:
         """The policy by names with another choice for some residuals, and the choices before.
 
         :param blocks: the blocks of the program.
-        :param choice: what happens to the residuals.
+        :param choice: what happens to the residuals; ``gathered`` for arguments of blocks, of which
+            the backward pass then uses the copies of the forward pass.  If they are kept, it
+            gathers them again.
         :param patterns: their names, names with ``*``, or kinds (``@product``), as in policies.
         :raises toast.errors.TargetError: if no residual has one of the names, if an argument of a
-            block would be recomputed, or if nothing changes.
+            block would be recomputed, if what is no argument would be gathered, or if nothing
+            changes.
         """
         asked = f"{choice}={','.join(patterns)}"
         known = [residual for block in blocks for residual in block.residuals]
         for pattern in patterns:
             fitting = [r for r in known if _fits(pattern, r)]
+            if choice == "gathered" and not any(r.kind == "input" for r in fitting):
+                raise TargetError(
+                    f"{asked}: no argument of a block is named {pattern}; those of "
+                    f"{_known([_of_inputs(block) for block in blocks])}"
+                )
             if not fitting and (pattern, choice) != (UNNAMED, "recompute"):
                 raise TargetError(
                     f"{asked}: no residual is named {pattern}; those of {_known(blocks)}"
@@ -362,23 +379,28 @@ class MemoryPolicy:
                     "keep or offload it"
                 )
         entries: list[BlockPolicy] = []
-        before: dict[Choice, None] = {}
+        before: dict[str, None] = {}
         for block in blocks:
             old = self.of(block.name).resolved(block)
-            names: dict[Choice, list[str]] = {c: [*old._patterns(c)] for c in CHOICES}
+            names: dict[str, list[str]] = {word: [*old._patterns(word)] for word in _WORDS}
             for residual in block.residuals:
                 wanted = any(_fits(pattern, residual) for pattern in patterns)
-                was = old.choice(residual)
-                if wanted and was != choice and (residual.kind, choice) != ("input", "recompute"):
+                was = "gathered" if residual.name in old.gathered else old.choice(residual)
+                is_input = residual.kind == "input"
+                if choice == "gathered" and old.keeps_all:
+                    continue  # the backward pass uses the copies anyway
+                if (choice == "recompute" and is_input) or (choice == "gathered" and not is_input):
+                    continue
+                if wanted and was != choice:
                     before[was] = None
                     names[was].remove(residual.name)
                     names[choice].append(residual.name)
             if UNNAMED in patterns and UNNAMED not in names["recompute"]:
                 before["keep"] = None
                 names["recompute"] = [UNNAMED, *names["recompute"]]
-            entries.append(BlockPolicy(block.name, **{c: tuple(n) for c, n in names.items()}))
+            entries.append(BlockPolicy(block.name, **{w: tuple(n) for w, n in names.items()}))
         if not before:
-            done = {"keep": "kept", "offload": "offloaded", "recompute": "recomputed"}[choice]
+            done = {**_DONE, "gathered": "gathered"}[choice]
             raise TargetError(f"{asked}: the plan has {', '.join(patterns)} {done} already")
         return MemoryPolicy(tuple(entries)), tuple(before)
 
@@ -419,6 +441,12 @@ class TracedMemory:
     accumulates: bool = dataclasses.field(default=False, compare=False)
 
 
+def _of_inputs(block: Block) -> Block:
+    """A block with its arguments alone."""
+    inputs = tuple(residual for residual in block.residuals if residual.kind == "input")
+    return dataclasses.replace(block, residuals=inputs)
+
+
 def _known(blocks: Sequence[Block]) -> str:
     return listed([str(block) for block in blocks])
 
@@ -431,7 +459,7 @@ def _literal(pattern: str) -> str:
 def _fits(pattern: str, residual: Residual) -> bool:
     if pattern.startswith("@"):
         return residual.kind == pattern[1:]
-    return fnmatch.fnmatchcase(residual.name, _literal(pattern))
+    return pattern == residual.alias or fnmatch.fnmatchcase(residual.name, _literal(pattern))
 
 
 def _looseness(pattern: str) -> int:

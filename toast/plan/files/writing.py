@@ -96,9 +96,16 @@ def _origin_data(origin: Origin) -> dict[str, Any]:
 
 
 def memory_data(memory: TracedMemory) -> dict[str, Any]:
-    """The memory policy and the microbatches of a program as plain data."""
+    """The memory policy and the microbatches of a program as plain data.
+
+    Policies are by names of residuals, so that aliases are not of use.
+    """
+    data = dataclasses.asdict(memory)
+    for block in data["blocks"]:
+        for residual in block["residuals"]:
+            del residual["alias"]
     return {
-        **dataclasses.asdict(memory),
+        **data,
         "preset": memory.policy.preset if memory.policy else "",
         "policy": memory.policy.to_dict() if memory.policy else None,
     }
