@@ -7,6 +7,7 @@ import numpy as np
 from toast.analysis.dimensions import find_argument
 from toast.errors import ExplainError, PlanError
 from toast.explain.collective_causes import in_order, values_of
+from toast.explain.gathered_copies import gathered_copies
 from toast.explain.history import History
 from toast.paths import folded, is_pattern, matches
 from toast.plan import ArgumentExplanation, FreeAxis, HeldAxis, Plan, Prediction, spec_text
@@ -98,6 +99,7 @@ def explain_argument(plan: Plan, name: str) -> ArgumentExplanation:
             number for number, row in enumerate(in_order(plan), 1) if value in values_of(plan, row)
         ),
         alike=tuple(program.arguments[a] for a in (op, *others)) if others else (),
+        gathered=gathered_copies(plan, op),
     )
 
 

@@ -35,6 +35,7 @@ from toast.plan.reasons import (
     Cause,
     CollectiveExplanation,
     FreeAxis,
+    GatheredCopies,
     HeldAxis,
 )
 from toast.plan.same_shardings import with_same_shardings
@@ -63,6 +64,7 @@ __all__ = [
     "CollectiveExplanation",
     "Difference",
     "FreeAxis",
+    "GatheredCopies",
     "HeldAxis",
     "MemoryAdvice",
     "NumberChange",

@@ -9,7 +9,7 @@ from toast.plan.labels import shown_labels, spec_text
 from toast.plan.prediction import Prediction
 from toast.program import Spec
 from toast.records import Record
-from toast.units import time_text
+from toast.units import size_text, time_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +73,41 @@ class FreeAxis:
 
 
 @dataclasses.dataclass(frozen=True)
+class GatheredCopies(Record):
+    """What the passes of a step gather of an argument that both use."""
+
+    #: Whether the backward pass gathers it again, rather than using the forward pass's copies.
+    again: bool
+    #: How often the backward pass gathers it; if it does not, how often the forward pass does.
+    count: float
+    #: The seconds of these gathers, before overlap.
+    seconds: float
+    #: Bytes on a device of all copies that the forward pass makes.
+    bytes: float
+    #: The names in policies of the arguments of blocks that it may be, by their types, and about
+    #: which the policy can decide otherwise.
+    inputs: tuple[str, ...]
+    #: Whether a loop gathers it, in which ``gathered`` of a policy has no effect.
+    in_loop: bool
+
+    @property
+    def text(self) -> str:
+        """The choice, and what the other one would cost, in a sentence."""
+        spent = f"{time_text(self.seconds)} before overlap"
+        names = ",".join(self.inputs)
+        if self.again:
+            other = f"up to {size_text(self.bytes)} more would wait if its copies stayed"
+            if self.in_loop:
+                return f"the backward pass gathers it again ({spent}), as all loops do"
+            other += f": --why-not 'gathered={names}'" if names else ""
+            return f"the backward pass gathers it again ({spent}); {other}"
+        other = f"to gather it again would take about {spent}"
+        other += f": --why-not 'keep={names}'" if names else ""
+        stay = f"the backward pass uses the copies of the forward pass ({size_text(self.bytes)})"
+        return f"{stay}; {other}"
+
+
+@dataclasses.dataclass(frozen=True)
 class ArgumentExplanation(Record):
     """The sharding of an argument, with the cause of each axis."""
 
@@ -98,6 +133,8 @@ class ArgumentExplanation(Record):
     moved_by: tuple[int, ...]
     #: All arguments that match the pattern, this one first; their shardings are equal.
     alike: tuple[str, ...] = ()
+    #: What the passes gather of it under the memory policy; ``None`` if that is nothing.
+    gathered: GatheredCopies | None = None
 
     def __repr__(self) -> str:
         return (

@@ -207,6 +207,8 @@ def argument_explanation(explanation: ArgumentExplanation) -> RenderableType:
         table.add_row(str(held.dimension), held.axis, _cause(held.cause))
     for free in explanation.free:
         table.add_row(str(free.dimension), free.axis, f"not sharded: {free.why}")
+    if explanation.gathered:
+        lines.append(explanation.gathered.text)
     if explanation.moved_by:
         numbers = ", ".join(map(str, explanation.moved_by))
         many = len(explanation.moved_by) > 1
