@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from toast.cost import (
 from toast.errors import PlanError
 from toast.files import write_all
 from toast.hardware import Hardware, Mesh
+from toast.plan.jax_policy import jax_policy
 from toast.plan.maxtext_policy import maxtext_policy
 from toast.plan.origin import Origin
 from toast.plan.prediction import Prediction, fit_text, odds_text
@@ -221,6 +222,28 @@ class Plan(RunnablePlan):
         Raises :class:`toast.errors.PlanError` if the plan has none, or MaxText cannot say it.
         """
         return maxtext_policy(self.analysis.program.memory)
+
+    def jax_policy(self, block: str = "") -> Callable[..., Any]:
+        """The memory policy of a block for ``jax.checkpoint(layer, policy=...)``.
+
+        So a program without TOAST computes again what the plan does.  JAX's policies tell values by
+        the names that ``jax.ad_checkpoint.checkpoint_name`` gives them, and products of matrices.
+
+        :param block: the name of the block, if several decide differently.
+        :raises toast.errors.PlanError: if the plan has no policy, if its layers decide differently,
+            if no block has the name, or if values are kept or offloaded that have none in the
+            program.
+
+        >>> import jax, jax.numpy as jnp, toast
+        >>> def layer(x, w):
+        ...     return jnp.sin(x @ w)
+        >>> block = toast.checkpoint(layer)
+        >>> f32 = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+        >>> plan = toast.plan(jax.grad(lambda w, x: block(x, w).sum()), f32, f32,
+        ...                   mesh="data=4", hardware="tpu-v5e", remat="minimal")
+        >>> again = jax.checkpoint(layer, policy=plan.jax_policy())
+        """
+        return jax_policy(self.analysis.program.memory, block)
 
     @late
     def export(

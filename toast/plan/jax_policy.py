@@ -1,0 +1,102 @@
+"""A memory policy as JAX has it: a function for ``jax.checkpoint(f, policy=...)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from toast.errors import PlanError
+from toast.program import Block, BlockPolicy, MemoryPolicy, Residual, RunRange, TracedMemory
+from toast.units import listed
+
+#: What JAX asks a policy for each op: whether its results may be kept.
+JaxPolicy = Callable[..., Any]
+
+
+def jax_policy(memory: TracedMemory | None, block: str = "") -> JaxPolicy:
+    """The decision for a block as a policy of ``jax.checkpoint``.
+
+    :param memory: the policy of a program, and its blocks.
+    :param block: the name of the block; it may be left out if all of them decide alike.
+    :raises toast.errors.PlanError: if there is no policy or no such block, if blocks or the runs of
+        one decide differently, or if a policy of JAX cannot tell what is kept.
+    """
+    if memory is None or memory.policy is None:
+        raise PlanError("the plan has no memory policy; plan with remat=, for example remat='auto'")
+    parts = [b.name for b in memory.blocks if RunRange.parse(b.name).is_part]
+    if mine := [part for part in parts if block in ("", RunRange.parse(part).block)]:
+        raise PlanError(
+            f"layers decide differently ({', '.join(mine)}), and a jax.checkpoint has one policy "
+            "for all of them; name one of these ranges, or plan with a policy for all layers, such "
+            "as remat='minimal'"
+        )
+    known = {b.name: b for b in memory.blocks}
+    if block and block not in known:
+        raise PlanError(f"no block is named {block}; use {listed([*known])}")
+    chosen = [known[block]] if block else [*memory.blocks]
+    found = {_decision(memory.policy, each): each for each in chosen}
+    if len(found) > 1:
+        raise PlanError(
+            f"blocks decide differently ({', '.join(b.name for b in chosen)}); name one of them"
+        )
+    ((saved, offloaded, nameless, everything),) = found
+    return _policy(saved, offloaded, everything=everything, products=bool(nameless))
+
+
+def _decision(
+    policy: MemoryPolicy, block: Block
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], bool]:
+    """The names that are kept, those that are offloaded, kept products, and whether all is kept."""
+    decision = policy.of(block.name).resolved(block)
+    if decision.keeps_all:
+        return (), (), (), True
+    kept = [r for r in block.residuals if r.name in decision.keep and r.kind != "input"]
+    moved = [r for r in block.residuals if r.name in decision.offload]
+    nameless = [r for r in (*kept, *moved) if not r.own]
+    if nameless and not _are_all_products(nameless, decision, block):
+        raise PlanError(
+            f"{block.name}: {listed([r.name for r in nameless])} "
+            f"{'has' if len(nameless) == 1 else 'have'} no name in the program, by which a policy "
+            "of JAX could keep or offload it; name values with jax.ad_checkpoint.checkpoint_name, "
+            "or use toast.checkpoint, which needs no names, and plan.jit()"
+        )
+    return (
+        tuple(r.name for r in kept if r.own), tuple(r.name for r in moved),
+        tuple(r.name for r in nameless), False,
+    )  # fmt: skip
+
+
+def _are_all_products(nameless: Sequence[Residual], decision: BlockPolicy, block: Block) -> bool:
+    """Whether values without names are those that a policy for all products keeps."""
+    products = {r.name for r in block.residuals if r.kind == "product"}
+    return products <= {*decision.keep} and all(r.name in products for r in nameless)
+
+
+def _policy(
+    saved: Sequence[str], offloaded: Sequence[str], *, everything: bool, products: bool
+) -> JaxPolicy:
+    import jax
+
+    policies = jax.checkpoint_policies
+    by_name: JaxPolicy = policies.save_only_these_names(*saved)
+    if everything:
+        by_name = policies.everything_saveable
+    if offloaded:
+        by_name = policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[*saved], names_which_can_be_offloaded=[*offloaded],
+            offload_src="device", offload_dst="pinned_host",
+        )  # fmt: skip
+    if not products:
+        return by_name
+
+    def products_and_names(primitive: Any, *types: Any, **parameters: Any) -> Any:
+        if primitive.name == "conv_general_dilated":
+            return True
+        if primitive.name == "dot_general" and not any(parameters["dimension_numbers"][1]):
+            return True
+        return by_name(primitive, *types, **parameters)
+
+    return products_and_names
+
+
+__all__ = ["jax_policy"]
