@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 
@@ -470,3 +471,33 @@ def test_only_slices_of_whole_cubes_gather_by_sums(mesh: str, sums: bool) -> Non
     real = load("tpu-v4")
     for hardware in (real, real.as_compiled_for, real.as_scheduled_for):
         assert Collectives(hardware, Mesh.parse(mesh)).gathers_by_sums.any() == sums
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_figures_that_divide_are_above_zero(value: float) -> None:
+    machine = load("tpu-v5e")
+    with pytest.raises(HardwareError) as error:
+        dataclasses.replace(machine, host_bytes_per_s=value)
+    assert str(error.value) == (
+        f"hardware tpu-v5e: host_bytes_per_s={value!r}: use a number above 0, or inf if there is "
+        "no link"
+    )
+    with pytest.raises(HardwareError, match=r"memory_bytes_per_s=.*: use a number above 0$"):
+        dataclasses.replace(machine, memory_bytes_per_s=value)
+    assert dataclasses.replace(machine, host_bytes_per_s=float("inf")).host_bytes_per_s > 0
+
+
+def test_a_link_to_the_host_without_a_rate(tmp_path: pathlib.Path) -> None:
+    text = (directory("hardware") / "tpu-v5e.toml").read_text()
+    lines = text.splitlines()
+    row = next(n for n, line in enumerate(lines) if line.startswith("[host]")) + 1
+    while not lines[row].startswith("bandwidth_bytes_per_s"):
+        row += 1
+    lines[row] = "bandwidth_bytes_per_s = 0.0"
+    file = tmp_path / "own.toml"
+    file.write_text("\n".join(lines))
+    with pytest.raises(HardwareError) as error:
+        load(file)
+    assert str(error.value).startswith(
+        f"{file}:{row + 1}: bandwidth_bytes_per_s is 0.0; write bytes"
+    )

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from toast.errors import HardwareError
 from toast.hardware.product_prices import ProductPrices
 
 Floats = npt.NDArray[np.float64]
@@ -134,6 +135,15 @@ Asynchronous = Literal["all_gather", "collective_permute", "reduce_scatter"]
 ASYNCHRONOUS: tuple[Asynchronous, ...] = get_args(Asynchronous)
 
 
+#: Figures by which prices are divided.
+_ABOVE_ZERO = (
+    "matmul_efficiency", "memory_bytes_per_s", "memory_efficiency", "single_op_share",
+    "transcendentals_per_s", "vector_products_per_s", "vector_elements_per_s",
+    "integer_operations_per_s", "transposed_elements_per_s", "row_elements_per_s",
+    "lane_elements_per_s", "host_bytes_per_s", "allocator_efficiency",
+)  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True)
 class Hardware:
     """One kind of device.  Rates are achievable ones: those of the datasheet times efficiency.
@@ -232,6 +242,15 @@ class Hardware:
     measured: tuple[Measured, ...] = ()
     #: The protocols among which the library chooses by size; it has all others at every size.
     protocols: tuple[Protocol, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in _ABOVE_ZERO:
+            if not (value := getattr(self, name)) > 0:
+                remedy = "inf if there is no link" if name == "host_bytes_per_s" else ""
+                raise HardwareError(
+                    f"hardware {self.name}: {name}={value!r}: use a number above 0"
+                    f"{', or ' if remedy else ''}{remedy}"
+                )
 
     @property
     def attention_share(self) -> float:
