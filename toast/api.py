@@ -35,6 +35,7 @@ from toast.plan import (
     make_plan,
     may_gain,
     memory_notes,
+    misfit_note,
     misfit_proof,
     needed,
     padded,
@@ -77,7 +78,7 @@ from toast.search import (
 from toast.space import Constraints, Resolving, Space, region_notes
 from toast.threads import blas_in_one_thread
 from toast.uneven import PaddedProgram, padded_program, padded_sizes
-from toast.units import listed, size_text, time_text
+from toast.units import listed, time_text
 
 #: The search that decides whether programs with padded dimensions are planned begins with the plan
 #: and tries whole colors only.
@@ -514,13 +515,7 @@ def plan(
         lines = [*memory_notes(best), best.note, *more]
         best = dataclasses.replace(best, note="\n".join(filter(None, lines)))
     if not best.fits and not is_survey(analysis.program):
-        missing = (
-            f"does not fit: the plan needs {size_text(best.after.peak_bytes)} per device, and the "
-            f"limit is {size_text(limit)}"
-        )
-        if best.after.peak_bytes <= limit:  # but not with the odds that are asked for
-            missing = best.unsafe_text
-        lines = [best.note, missing, misfit_proof(best)]
+        lines = [best.note, misfit_note(best), misfit_proof(best)]
         best = dataclasses.replace(best, note="\n".join(filter(None, lines)))
     kept = saved.padding if saved and not analysis.program.padding else ()
     if share and (gain or kept) and result.stopped != "interrupt":

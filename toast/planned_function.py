@@ -26,10 +26,10 @@ from toast.frontend.built_in import TORCH_TARGETS
 from toast.frontend.jax import from_call
 from toast.hardware import Hardware
 from toast.inputs import AnyHardware, AnyMesh
-from toast.plan import Applied, Plan, joint_plan, read
+from toast.plan import Applied, Plan, joint_plan, misfit_note, read
 from toast.plan.step_reshards import donation_text, jit_text
 from toast.program import MemoryPolicy, Program
-from toast.units import listed, size_text
+from toast.units import listed
 
 #: The options of :func:`toast.plan` that :func:`jit` passes on.
 _OPTIONS = frozenset(
@@ -467,7 +467,7 @@ class PlannedFunction:
             return
         say = functools.partial(_say, self.__name__)
         if not plan.fits:
-            say(_misfit(plan), red=True)
+            say(misfit_note(plan), red=True)
         if plan.step_reshards:
             filtered = jax_libraries.is_filter_jit(self._function)
             text = (
@@ -689,22 +689,6 @@ def _weak(program: Program) -> list[bool]:
     calling = program.source.calling
     avals = dict(enumerate(calling.in_avals))
     return [leaf in avals and bool(avals[leaf].weak_type) for leaf in calling.arguments]
-
-
-def _misfit(plan: Plan) -> str:
-    """That a plan does not fit, and what to do."""
-    remedies = ["more devices", "a smaller batch (toast.fit finds how many, and how small)"]
-    if plan.policy is None:
-        remedies.append('recomputation (remat="auto")')
-    if plan.step_reshards:
-        remedies.insert(0, "donation")
-    missing = (
-        f"does not fit: the plan needs {size_text(plan.after.peak_bytes)} per device, and the "
-        f"limit of {plan.hardware.name} is {size_text(plan.memory_bytes)}"
-    )
-    if plan.after.peak_bytes <= plan.memory_bytes:
-        missing = plan.unsafe_text
-    return f"{missing}; use {', '.join(remedies[:-1])} or {remedies[-1]}"
 
 
 def _say(name: str, text: str, *, red: bool = False) -> None:

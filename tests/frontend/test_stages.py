@@ -250,6 +250,22 @@ def test_a_plan_that_does_not_fit_says_so() -> None:
     plan = toast.plan(lambda x: jnp.tanh(x) @ x, f32(2**17, 2**17), **MESH)
     assert not plan.fits
     assert plan.note.startswith("does not fit: the plan needs ")
+    assert plan.note.splitlines()[0].endswith(
+        "; use more devices or a smaller batch (toast.fit finds how many, and how small)"
+    )
+
+
+def test_a_train_step_that_does_not_fit_may_recompute() -> None:
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.grad(lambda w: (jnp.tanh(x @ w) @ w).sum())(w)
+
+    types = f32(2**15, 2**15), f32(2**17, 2**15)
+    plan = toast.plan(step, *types, settings=toast.Settings(budget=0.0), **MESH)
+    (said,) = (line for line in plan.note.splitlines() if line.startswith("does not fit"))
+    assert said.endswith(
+        '; use recomputation (remat="auto"), more microbatches (toast.accumulate), more devices or '
+        "a smaller batch (toast.fit finds how many, and how small)"
+    )
 
 
 def test_captured_arrays_are_arguments() -> None:

@@ -15,6 +15,7 @@ from toast.plan.labels import describe_value, dimension_labels, place_of, spec_t
 from toast.plan.make_plan import make_plan
 from toast.plan.memory_advice import AdvisedValue, MemoryAdvice, memory_advice
 from toast.plan.memory_notes import memory_notes
+from toast.plan.misfit_notes import misfit_note
 from toast.plan.padding import (
     MOST_ADDED,
     Padding,
@@ -92,6 +93,7 @@ __all__ = [
     "may_gain",
     "memory_advice",
     "memory_notes",
+    "misfit_note",
     "misfit_proof",
     "needed",
     "odds_text",

@@ -19,6 +19,7 @@ from toast.plan import (
     kernel_notes,
     loop_notes,
     memory_advice,
+    misfit_note,
     odds_text,
     place_of,
     spec_text,
@@ -83,7 +84,8 @@ def plan_tables(plan: Plan, *, remedies: bool = True) -> RenderableType:
         style="bold",
     )
     how = f"Search: {plan.states} states priced, {len(plan.rounds)} rounds, seed {plan.seed}"
-    notes = plan.note.splitlines()
+    # What it takes to fit is at the end, in words of the command line.
+    notes = [note for note in plan.note.splitlines() if plan.fits or note != misfit_note(plan)]
     if plan.method != "toast":
         how = f"Method: {', '.join([plan.method, *notes])}"
         notes = []
