@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from toast.errors import PlanError, SearchError, TargetError
-from toast.plan.memory_notes import gross_effect, net_effect
+from toast.garbage import older_objects_stay
+from toast.plan.memory_notes import is_gross_effect, net_effect
 from toast.plan.plan import Plan
 from toast.plan.policy_bound import policy_bound
 from toast.plan.same_shardings import with_same_shardings
@@ -122,13 +123,15 @@ def is_joint(plan: Plan) -> bool:
 
 def _with_effect(best: Plan, searches: Sequence[_JointSearch]) -> str:
     """The note of the best plan, with what its policy changes at its own shardings."""
-    alone, lines = gross_effect(best), best.note.splitlines()
-    if alone not in lines:
+    lines = best.note.splitlines()
+    place = next((n for n, line in enumerate(lines) if is_gross_effect(line)), None)
+    if place is None:
         return best.note
     for search in searches:
-        kept = search.price_of_keeping(best)
+        with older_objects_stay():
+            kept = search.price_of_keeping(best)
         if kept is not None:
-            lines[lines.index(alone)] = net_effect(best, *kept)
+            lines[place] = net_effect(best, *kept)
             return "\n".join(lines)
     return best.note
 

@@ -31,6 +31,9 @@ _NAMED = 4
 #: Smaller shares of a price count as equal.
 _SAME = 1e-3
 
+#: Parts of the line for a plan alone.
+_SPENT, _FREED = "recomputation takes", "less waits on the device for the backward pass"
+
 _DONE: dict[Choice, str] = {"recompute": "recomputed", "offload": "offloaded", "keep": "kept"}
 
 
@@ -82,10 +85,15 @@ def gross_effect(plan: Plan) -> str:
     parts = []
     share = recomputed_seconds(plan) / max(plan.after.step_seconds, 1e-300)
     if again and share and not memory.own:
-        parts.append(f"recomputation takes about {_share_text(share)} of the step")
+        parts.append(f"{_SPENT} about {_share_text(share)} of the step")
     if freed:
-        parts.append(f"at most {size_text(freed)} less waits on the device for the backward pass")
+        parts.append(f"at most {size_text(freed)} {_FREED}")
     return ", and ".join(parts)
+
+
+def is_gross_effect(note: str) -> bool:
+    """Whether a line of a note is one of :func:`gross_effect`."""
+    return note.startswith(_SPENT) or note.endswith(_FREED)
 
 
 def net_effect(plan: Plan, kept_seconds: float, kept_bytes: float) -> str:
@@ -212,4 +220,7 @@ def _plain(name: str) -> str:
     return re.sub(r"(?<=[a-z])_\d+$", "", name)
 
 
-__all__ = ["ResidualSizes", "gross_effect", "memory_notes", "net_effect", "recomputed_seconds"]
+__all__ = [
+    "ResidualSizes", "gross_effect", "is_gross_effect", "memory_notes", "net_effect",
+    "recomputed_seconds",
+]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ from toast.cost import CostModel
 from toast.plan.make_plan import make_plan
 from toast.plan.plan import Plan
 from toast.plan.starting_plan import follow
-from toast.program import Program
+from toast.program import Program, Signature
 from toast.search import SearchResult, begin_with_fixed
 from toast.space import Space
 from toast.uneven import padded_program
@@ -77,21 +77,22 @@ def same_shardings(
     ours = space.analysis.program
     state = space.of_ops(space.pinned).copy()
     known = np.zeros(len(state), dtype=bool)
+    places = _Places()
+    there, here = places.of(theirs), places.of(ours)
     for level in range(3):
-        there, here = _by_place(theirs, level), _by_place(ours, level)
-        for key, ops in here.items():
-            others = there.get(key, [])
-            ops = [op for op in ops if not known[op]]
-            if not others or not ops:
+        waiting = np.flatnonzero(~known).tolist()
+        wanted = _grouped(here, waiting, level)
+        others = _grouped(there, range(len(there)), level, wanted)
+        for key, ops in wanted.items():
+            if key not in others:
                 continue
-            if len(others) == len(ops):
-                rows = op_state[others]
+            if len(others[key]) == len(ops):
+                rows = op_state[others[key]]
             elif ours.kind(ops[0]) in _PASSING:
                 continue  # other values are carried
             else:
-                rows = _repeated(op_state[others], len(ops))
-            free = state[ops] < 0
-            state[ops] = np.where(free, rows, state[ops])
+                rows = _repeated(op_state[others[key]], len(ops))
+            state[ops] = np.where(state[ops] < 0, rows, state[ops])
             known[ops] = True
     follow(state, known, space)
     return state
@@ -106,27 +107,53 @@ def _repeated(rows: npt.NDArray[np.int8], count: int) -> npt.NDArray[np.int8]:
     return np.tile(np.array(most, dtype=np.int8), (count, 1))
 
 
-def _by_place(program: Program, level: int) -> dict[Hashable, Sequence[int]]:
-    """The ops by what they compute and where; a higher level tells fewer of them apart.
+#: What an op computes, its source line, its path without blocks and passes, and its pass.
+_Place = tuple[int, str, int, str, str]
 
-    Level 0 tells passes apart, and level 1 only sources and paths; level 2 only source lines.
+
+class _Places:
+    """The places of ops of several programs."""
+
+    def __init__(self) -> None:
+        self._signatures: dict[Signature, int] = {}
+        self._plain: dict[str, str] = {}
+
+    def of(self, program: Program) -> list[_Place]:
+        """The place of each op."""
+        numbers = [
+            self._signatures.setdefault(signature, len(self._signatures))
+            for signature in program.signatures
+        ]
+        places: list[_Place] = []
+        for number, (op, here) in enumerate(zip(program.ops, program.passes, strict=True)):
+            at = program.location(number)
+            places.append((numbers[op.signature], at.file, at.line, self._of_path(at.path), here))
+        return places
+
+    def _of_path(self, path: str) -> str:
+        if path not in self._plain:
+            self._plain[path] = _GRADIENT.sub(
+                lambda match: match[2] or match[3] or "", _AGAIN.sub("", path)
+            )
+        return self._plain[path]
+
+
+def _grouped(
+    places: Sequence[_Place],
+    ops: Iterable[int],
+    level: int,
+    wanted: Container[tuple[object, ...]] | None = None,
+) -> dict[tuple[object, ...], list[int]]:
+    """The ops by their places; a higher level tells fewer of them apart.
+
+    Level 0 tells passes apart, and level 1 only paths; level 2 only source lines.
     """
-    ops: dict[Hashable, list[int]] = collections.defaultdict(list)
-    passes = program.passes
-    for number, op in enumerate(program.ops):
-        at = program.location(number)
-        key: tuple[Hashable, ...] = (program.signatures[op.signature], at.file, at.line)
-        if level < 2:
-            key += (_plain(at.path),)
-        if level < 1:
-            key += (passes[number],)
-        ops[key].append(number)
-    return dict(ops)
-
-
-def _plain(path: str) -> str:
-    """A path without blocks and passes."""
-    return _GRADIENT.sub(lambda match: match[2] or match[3] or "", _AGAIN.sub("", path))
+    found: dict[tuple[object, ...], list[int]] = collections.defaultdict(list)
+    for op in ops:
+        key = places[op][: 5 - level]
+        if wanted is None or key in wanted:
+            found[key].append(op)
+    return dict(found)
 
 
 __all__ = ["same_shardings", "with_same_shardings"]
