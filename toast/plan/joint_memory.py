@@ -49,8 +49,9 @@ _UNSUITED_WAYS, _UNSUITED = ("save_qkv_proj",), 1.3
 #: is not searched again, and the batch is only cut if nothing fits.
 _MORE_OPS = 20_000
 
-#: The most microbatches that are tried.
+#: The most microbatches that are tried, and by how much their number grows.
 _MOST_MICROBATCHES = 64
+_POWERS = (2, 4, 8, 16, 32, 64)
 
 #: The share of the limit that a policy may leave free before another one is tried; and the share
 #: that is left free after one did not fit.
@@ -83,8 +84,8 @@ def joint_plan(
     """The plan with the shortest step that fits, of those with the policies that are tried.
 
     If the batch may be cut, the program is also planned with more microbatches: if no policy fits,
-    or if it takes less time to keep everything of smaller ones than to recompute.  If no plan fits,
-    it is the plan with the smallest peak.  The ``note`` of the result lists the others.
+    or if it takes less time to recompute less of smaller ones.  If no plan fits, it is the plan
+    with the smallest peak.  The ``note`` of the result lists the others.
 
     :param may_cut_batch: whether the number of microbatches is free.
     :raises toast.errors.SearchError: if no plan is within the limit of the user.
@@ -99,8 +100,9 @@ def joint_plan(
     if may_cut_batch:
         if not searches[0].fits:
             searches += _with_microbatches(plan_with, progress)
-        elif more := searches[0].microbatches_that_keep_all():
-            searches += _keeping_all(plan_with, progress, more)
+        else:
+            choices = searches[0].in_more_microbatches()
+            searches += _in_microbatches(plan_with, progress, choices)
     every = [plan for search in searches for plan in search.plans.values()]
     if not every:
         assert searches[0].too_large is not None
@@ -169,21 +171,24 @@ def _with_microbatches(
         fits = search.fits
 
 
-def _keeping_all(
-    plan_with: PlanWith, progress: Callable[[Any], None] | None, count: int
+def _in_microbatches(
+    plan_with: PlanWith,
+    progress: Callable[[Any], None] | None,
+    choices: Sequence[tuple[int, MemoryPolicy]],
 ) -> Iterator[_JointSearch]:
-    """Searches that keep everything in so many microbatches, and in twice as many if need be."""
-    for number in (count, 2 * count):
-        if number > _MOST_MICROBATCHES:
-            return
-        search = _JointSearch(plan_with, progress, number)
-        try:
-            search.keep_all()
-        except TargetError:  # the number does not divide the batch
-            return
-        yield search
-        if search.fits:
-            return
+    """Searches with policies in so many microbatches each, and in twice as many if need be."""
+    for count, policy in choices:
+        for number in (count, 2 * count):
+            if number > _MOST_MICROBATCHES:
+                break
+            search = _JointSearch(plan_with, progress, number)
+            try:
+                search.plan_with_policy(policy)
+            except TargetError:  # the number does not divide the batch
+                return
+            yield search
+            if search.fits:
+                break
 
 
 def _rank(plan: Plan) -> tuple[bool, float]:
@@ -233,31 +238,34 @@ class _JointSearch:
     def _is_large(self) -> bool:
         return self.surveyed is not None and len(self.surveyed.analysis.program.ops) > _MORE_OPS
 
-    def microbatches_that_keep_all(self) -> int | None:
-        """The least number of microbatches for which keeping everything may be the best.
+    def in_more_microbatches(self) -> list[tuple[int, MemoryPolicy]]:
+        """Numbers of microbatches that may be better than one for each of the plans, with policies.
 
-        It is that of the plans so far times a power of two.  ``None`` if everything fits without,
-        if the best plan takes no longer than that would take, if the program is large or does not
-        accumulate gradients, or if there is no such number.
+        The memory that a microbatch leaves free is for a policy that recomputes less: these are
+        twice as many microbatches with the best policy that fits then, and the number, a power of
+        two, for which this policy has the shortest step.  There are none if the step is no shorter
+        than that of the best plan, or if the program is large or does not accumulate gradients.
         """
-        if self._is_large:
-            return None
         best = min(self.plans.values(), key=_rank)
         memory = best.analysis.program.memory
-        kept = None if self._policies is None else self._policies.presets().get("none")
-        if kept is None or memory is None or not memory.accumulates:
-            return None
-        if any(plan.fits and plan.policy and plan.policy.preset == "none" for plan in
-               self.plans.values()):  # fmt: skip
-            return None
-        if best.after.step_seconds <= kept.step_seconds * (1.0 + GAIN):
-            return None
+        if self._is_large or self._policies is None or not (memory and memory.accumulates):
+            return []
         held = best.after.argument_bytes
-        beside, room, parts = kept.needed_bytes - held, best.memory_bytes - held, 2
-        while beside > parts * room and parts * best.microbatches <= _MOST_MICROBATCHES:
-            parts *= 2
-        count = parts * best.microbatches
-        return count if count <= _MOST_MICROBATCHES else None
+        beside, room = self._policies.best(math.inf).needed_bytes - held, best.memory_bytes - held
+        choices: dict[int, SurveyedChoice] = {}
+        for parts in _POWERS:
+            if parts * best.microbatches > _MOST_MICROBATCHES:
+                break
+            choices[parts] = self._policies.best(held + parts * room)
+            if beside <= parts * room:
+                break
+        shortest = min(choices, key=lambda parts: choices[parts].step_seconds, default=0)
+        return [
+            (parts * best.microbatches, choice.policy)
+            for parts, choice in choices.items()
+            if parts in (2, shortest)
+            and choice.step_seconds * (1.0 + GAIN) < best.after.step_seconds
+        ]
 
     def price_of_keeping(self, plan: Plan) -> tuple[float, float] | None:
         """Seconds and peak with everything kept, under the shardings of one of the plans.
@@ -273,9 +281,9 @@ class _JointSearch:
         prices = self.surveyed and kept_price(plan, self.surveyed)
         return (float(prices.seconds[0]), float(prices.peak_bytes[0])) if prices else None
 
-    def keep_all(self) -> None:
-        """Plans the program with everything kept."""
-        self._plan("none")
+    def plan_with_policy(self, policy: MemoryPolicy) -> None:
+        """Plans the program with one policy."""
+        self._plan(policy)
 
     def survey_fits(self) -> bool:
         """Whether a policy is expected to fit."""
