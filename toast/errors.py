@@ -6,6 +6,8 @@ The command line prints only the message and exits with code 2.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ToastError(Exception):
     """Base class of all errors in the input; the text is one line for the user.
@@ -75,6 +77,9 @@ class HardwareError(ToastError):
 
 class SearchError(ToastError):
     """No plan satisfies the request, for example the memory limit, or a setting is invalid."""
+
+    #: The plan that needs more memory than the user allows, if there is one.
+    plan: Any = None
 
 
 class PlanError(ToastError):

@@ -11,7 +11,10 @@ import pytest
 
 import toast
 from tests.helpers import f32
-from toast.errors import MeshError, TargetError
+from toast.errors import MeshError, SearchError, TargetError
+from toast.fitting import FitRow, PlanRequest, RequestPlanner
+from toast.fitting.requests import limited
+from toast.hardware import Mesh, load
 from toast.models import Model
 
 ONCE = toast.Settings(rounds=1)
@@ -58,11 +61,13 @@ def test_the_largest_batch_without_recomputation() -> None:
     assert found.unit == "rows"
     limit = {**ON, "memory_bytes": 2**23}
     assert toast.plan(forward, *arrays(found.value), **limit).fits
-    following = (
-        found.value * 3 // 2 if found.value & (found.value - 1) == 0 else found.value * 4 // 3
-    )
-    with pytest.raises(toast.ToastError, match="no plan"):
-        toast.plan(forward, *arrays(following), **limit)
+    # The next multiple of a sixteenth of the power of two below.
+    step = 2 ** (found.value.bit_length() - 1) // 16
+    assert found.value % step == 0
+    with pytest.raises(toast.ToastError, match="no plan") as caught:
+        toast.plan(forward, *arrays(found.value + step), **limit)
+    assert isinstance(caught.value, SearchError)
+    assert caught.value.plan.after.peak_bytes > 2**23
     row = found.largest
     assert row.rate == row.value("batch") / row.step_seconds
     assert [r.rate for r in found.rows] == sorted((r.rate for r in found.rows), reverse=True)
@@ -112,6 +117,43 @@ def test_a_fixed_policy_stays_and_the_batch_is_cut() -> None:
     assert found.value is not None
     assert cut.value("batch") > found.value
     assert "(more in microbatches)" in " ".join(str(found).split())
+
+
+def test_sizes_are_multiples_of_the_axis_and_of_the_microbatches() -> None:
+    found = toast.fit(
+        train, batches, find="batch", sizes={"batch": 16}, remat="full", microbatches=2,
+        memory_bytes=3 * 2**24, **ON,
+    )  # fmt: skip
+    assert found.value is not None
+    assert found.value % (4 * 2) == 0
+    assert found.value & (found.value - 1)
+
+
+def test_the_request_of_a_row_plans_the_row_again() -> None:
+    machine, most = load("tpu-v5e"), 1.5e6
+
+    def analysis_of(sizes: Any, policy: Any, microbatches: Any, progress: Any) -> Any:
+        arguments = batches(sizes["batch"], 64)
+        return toast.analyze(train, *arguments, remat=policy, microbatches=microbatches)
+
+    planner = RequestPlanner(analysis_of, limited(machine, most), ONCE, uneven=0.0)
+    request = PlanRequest((("batch", 16),), None, Mesh.parse("data=4"), remat="auto")
+    row = FitRow.of(planner.joint(request), request, 16.0)
+    assert row.fits
+    # Without a number of microbatches, the plan of this command might have more.
+    assert row.request.words == (
+        "--mesh", "data=4", "--remat", "auto", "--microbatches", "1"
+    )  # fmt: skip
+    again = toast.plan(
+        train, *batches(16, 64), memory_bytes=most, remat=row.request.remat,
+        microbatches=row.request.microbatches, **ON,
+    )  # fmt: skip
+    assert again.microbatches == row.microbatches
+    assert again.policy is not None
+    assert (again.policy.preset or str(again.policy)) == row.policy
+    assert again.after.step_seconds == row.step_seconds
+    assert again.after.peak_bytes == row.peak_bytes
+    assert again.after.fit_probability == row.fit_probability
 
 
 def test_the_fewest_devices() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from toast.fitting.ladder import Ladder, Need, highest_rung
+from toast.fitting.ladder import MOST_FINER, Ladder, Need, finer_rung, highest_rung
 
 
 def searched(
@@ -64,3 +64,57 @@ def test_sizes_without_a_half_and_beyond_the_ends_have_no_value() -> None:
         None, None, 5, None, 10, 20, None
     ]  # fmt: skip
     assert Ladder(8, falling=True).value(0.5) is None
+
+
+def refined(
+    ladder: Ladder, bytes_of: Callable[[int], float], limit: float, low: int, unit: int = 1
+) -> tuple[int | None, list[int]]:
+    """The value of the finer rung, and the values between two rungs that were planned for it."""
+    tried = []
+
+    def need(rung: float) -> Need:
+        value = ladder.value(rung)
+        assert value is not None
+        if rung not in (low, low + 1):
+            tried.append(value)
+        return Need(bytes_of(value) <= limit, bytes_of(value), 0.0)
+
+    return ladder.value(finer_rung(ladder, need, limit, low, unit)), tried
+
+
+@pytest.mark.parametrize("first", [32, 48, 4096])
+@pytest.mark.parametrize("power", [0.3, 1.0, 1.7])
+def test_the_largest_size_between_rungs_is_found_to_a_sixteenth(first: int, power: float) -> None:
+    most = 0
+    for largest in range(first, 2 * first, max(1, first // 61)):
+        found, tried = refined(
+            Ladder(first), lambda size: 7.0 + size**power, 7.0 + largest**power, 0
+        )
+        assert found is not None
+        assert found <= largest < found + max(1, first // 16)
+        assert len(tried) == len({*tried}) <= MOST_FINER
+        most = max(most, len(tried))
+    if power == 1.0:
+        assert most <= 3
+
+
+def test_a_need_that_jumps_is_found_as_well() -> None:
+    for largest in range(256, 512, 16):
+        found, tried = refined(Ladder(256), lambda size: 1.0 if size <= largest else 1e9, 2.0, 0)  # noqa: B023
+        assert found == largest
+        assert len(tried) <= MOST_FINER
+
+
+def test_sizes_between_rungs_are_multiples() -> None:
+    assert refined(Ladder(16), float, 29.0, 0, unit=4)[0] == 28
+    assert refined(Ladder(16), float, 29.0, 0, unit=8)[0] == 24
+    assert refined(Ladder(4), float, 30.0, 2, unit=4)[0] == 28
+    assert refined(Ladder(16), float, 29.0, 0, unit=16) == (16, [])
+    assert refined(Ladder(1), float, 1.0, 0) == (1, [])
+    assert refined(Ladder(8, falling=True), lambda devices: 1.0 / devices, 0.2, 0) == (8, [])
+
+
+def test_rungs_of_sizes() -> None:
+    for first, value in ((64, 208), (12, 21), (7, 1000003), (4096, 5)):
+        ladder = Ladder(first)
+        assert ladder.value(ladder.rung(value)) == value

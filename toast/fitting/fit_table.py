@@ -84,7 +84,7 @@ class FitRow:
     rate: float
     #: The command that makes this plan; empty in Python.
     command: str = ""
-    #: What was asked for.
+    #: What plans the row again: with the mesh and the microbatches of its plan.
     request: PlanRequest = dataclasses.field(
         default_factory=PlanRequest, compare=False, repr=False, kw_only=True
     )
@@ -94,9 +94,12 @@ class FitRow:
     @staticmethod
     def of(plan: Plan, request: PlanRequest, work: float) -> FitRow:
         """The row of a plan whose step does ``work``, such as its number of tokens."""
-        label = ""
+        label, count = "", request.microbatches
         if plan.policy is not None:
             label = plan.policy.preset or "own"
+        memory = plan.analysis.program.memory
+        if count is None and memory is not None and memory.accumulates:
+            count = plan.microbatches  # which "auto" would choose anew
         return FitRow(
             sizes=request.sizes,
             microbatches=plan.microbatches,
@@ -108,9 +111,7 @@ class FitRow:
             fit_probability=plan.after.fit_probability,
             fits=plan.fits,
             rate=work / plan.after.step_seconds,
-            request=dataclasses.replace(
-                request, mesh=plan.mesh, devices=None, microbatches=request.microbatches
-            ),
+            request=dataclasses.replace(request, mesh=plan.mesh, devices=None, microbatches=count),
             plan=plan,
         )
 

@@ -1,21 +1,32 @@
 """The grid of sizes, and the search for the largest one that fits.
 
 Sizes are rungs: the size that the question begins with is rung 0, and each rung above doubles it.
-Half a rung is the size halfway between two rungs.  Numbers of devices go the other way: each rung
-above has half as many.  So a higher rung always needs more memory on a device.
+Sizes in between are fractions: half a rung is the size halfway between two rungs.  Numbers of
+devices go the other way: each rung above has half as many.  So a higher rung always needs more
+memory on a device.
+
+The search first finds the highest whole rung that fits (:func:`highest_rung`), and then a size
+between it and the next one (:func:`finer_rung`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 #: The most rungs above or below the first one.
 MOST_RUNGS = 16
 
 #: The most rungs that the search goes up or down at once.
 _LONGEST_STEP = 4
+
+#: The parts between two rungs, and the most sizes between them that are planned.  So the size that
+#: is found is less than one part of a rung, 6 %, below the largest one that fits.
+_PARTS, MOST_FINER = 16, 6
+
+#: The share by which the value of a rung, which is a fraction, may miss a whole number.
+_EXACT = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +36,8 @@ class Ladder:
     >>> sizes = Ladder(12)
     >>> [sizes.value(rung) for rung in (-3, -2, -1, 0, 0.5, 1)]
     [None, 3, 6, 12, 18, 24]
+    >>> sizes.rung(21), sizes.value(0.75)
+    (0.75, 21)
     >>> devices = Ladder(8, falling=True)
     >>> [devices.value(rung) for rung in (-1, 0, 1)]
     [16, 8, 4]
@@ -39,18 +52,23 @@ class Ladder:
 
     def value(self, rung: float) -> int | None:
         """The value of a rung; ``None`` if there is none, as for half of an odd number."""
-        steps, half = math.floor(rung), rung % 1 != 0
-        if self.falling and half:
+        steps, part = math.floor(rung), rung % 1
+        if self.falling and part:
             return None
         power = -steps if self.falling else steps
-        value = self.first * 2.0**power * (1.5 if half else 1.0)
-        if value != round(value) or not self.least <= value <= self.most:
+        value = self.first * 2.0**power * (1.0 + part)
+        if abs(value - round(value)) > _EXACT * value or not self.least <= value <= self.most:
             return None
         return round(value)
 
+    def rung(self, value: int) -> float:
+        """The rung of a size."""
+        steps = math.floor(math.log2(value / self.first) + _EXACT)
+        return steps + value / (self.first * 2.0**steps) - 1.0
+
     def load(self, rung: float) -> float:
         """What memory grows with: the size, or the share of one device."""
-        return float(self.first) * 2.0 ** math.floor(rung) * (1.5 if rung % 1 else 1.0)
+        return float(self.first) * 2.0 ** math.floor(rung) * (1.0 + rung % 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +112,57 @@ def highest_rung(
             if below:
                 return None
         rung = _next_rung(ladder, known, limit, low, high)
+
+
+def finer_rung(
+    ladder: Ladder, need: Callable[[float], Need | None], limit: float, low: int, unit: int = 1
+) -> float:
+    """The highest rung from ``low``, which fits, up to the next whole one, which does not.
+
+    Values between are multiples of ``unit``, and at least a sixteenth of that of ``low`` apart.  As
+    memory is about linear, the next one to plan is where the line through the needs of two sizes
+    meets the limit, but no further from the middle than the plans that are left can search.
+
+    :param need: as for :func:`highest_rung`, and asked for ``low`` and the next rung again.
+    :param unit: what the mesh and the microbatches divide.
+    """
+    begin, end = ladder.value(low), ladder.value(low + 1)
+    if ladder.falling or begin is None or end is None:
+        return low
+    step = unit * max(1, begin // (_PARTS * unit))
+    values = range(step * (begin // step + 1), end, step)
+    known = {begin: need(low), end: need(low + 1)}
+    fits, fails = (
+        -1,
+        len(values),
+    )  # numbers of values: the largest that fits, the next that does not
+    for left in reversed(range(MOST_FINER)):
+        if fails - fits == 1:
+            break
+        middle = (fits + fails) // 2
+        meeting = _meeting(known, limit)
+        if meeting is not None:
+            middle = int((meeting - values[0]) // step)
+        most = 2**left  # the numbers of which the plans that are left find the right one
+        middle = min(max(middle, fails - most, fits + 1), fits + most, fails - 1)
+        answer = known[values[middle]] = need(ladder.rung(values[middle]))
+        if answer is not None and answer.fits:
+            fits = middle
+        else:
+            fails = middle
+    return ladder.rung(values[fits]) if fits >= 0 else low
+
+
+def _meeting(known: Mapping[int, Need | None], limit: float) -> float | None:
+    """The size at which the line through the largest that fits and the next one meets the limit."""
+    below = [(value, need.bytes) for value, need in known.items() if need and need.fits]
+    above = [(value, need.bytes) for value, need in known.items() if need and not need.fits]
+    if not below or not above:
+        return None
+    (x, y), (other_x, other_y) = max(below), min(above)
+    if other_y <= y:
+        return None
+    return x + (limit - y) * (other_x - x) / (other_y - y)
 
 
 def _next_rung(

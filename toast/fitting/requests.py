@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from toast import api, inputs
 from toast.analysis import Analysis
-from toast.errors import MeshError, PinError, SearchError, TargetError
+from toast.errors import MeshError, PinError, TargetError
 from toast.fitting.fit_table import PlanRequest
 from toast.hardware import Hardware, Mesh
 from toast.plan import Plan, joint_plan
@@ -115,18 +115,13 @@ class RequestPlanner:
         """The plan that recomputes everything, with names for all residuals."""
         return self.plan(request, survey())
 
-    def joint(self, request: PlanRequest, *, keeps: bool = True) -> Plan:
-        """The plan whose policy is chosen together with its shardings.
-
-        ``keeps`` says whether a policy that keeps everything is tried.
-        """
+    def joint(self, request: PlanRequest) -> Plan:
+        """The plan whose policy is chosen together with its shardings."""
 
         def planned(
             policy: str | MemoryPolicy, /, start: Plan | None = None,
             microbatches: int | None = None,
         ) -> Plan:  # fmt: skip
-            if policy == "none" and not keeps:
-                raise SearchError("all residuals are too large")
             return self.plan(request, policy, start)
 
         return joint_plan(planned, self.show)

@@ -44,8 +44,9 @@ def fit(
 ) -> Fit:
     """Finds the largest size that fits, or the fewest devices, and plans that do.
 
-    Sizes are those of ``sizes``, doubled or halved, and then the size halfway between the largest
-    one that fits and its double.  Numbers of devices are powers of two.
+    Sizes are those of ``sizes``, doubled or halved, and then sizes between the largest one that
+    fits and its double, of which the largest that fits is found to 6 %.  Numbers of devices are
+    powers of two.
 
     :param target: a function, as for :func:`toast.plan`, if there are ``arguments``; otherwise a
         function of the sizes, by name, that returns a :class:`toast.models.Model`.

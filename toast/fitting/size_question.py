@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from toast import inputs
 from toast.errors import MeshError, TargetError
 from toast.fitting.fit_table import Fit, FitRow, PlanRequest, better
-from toast.fitting.ladder import MOST_RUNGS, Ladder, Need, highest_rung
+from toast.fitting.ladder import MOST_RUNGS, Ladder, Need, finer_rung, highest_rung
 from toast.fitting.requests import IMPOSSIBLE, OutOfTimeError, RequestPlanner
 from toast.hardware import Mesh
 from toast.inputs import AnyMesh
@@ -147,6 +147,13 @@ class _Question:
         self._tried_first = False
         #: By microbatches: what a plan needs that keeps everything.
         self._kept: dict[int | None, _KeepingNeed] = {}
+        #: By rung and microbatches: what the plans need that need least.
+        self._needs: dict[tuple[float, int | None], Need | None] = {}
+        #: Of these plans: the size of each dimension of each argument, and over how many devices it
+        #: is sharded; and the number of microbatches.
+        self._shapes: dict[tuple[float, int | None], dict[str, list[tuple[int, int]]]] = {}
+        self._microbatches: dict[int | None, int] = {}
+        self._mesh: Mesh | None = None  # of the last of these plans
 
     # -- one plan ----------------------------------------------------------------------------
 
@@ -206,10 +213,17 @@ class _Question:
 
     def _need(self, rung: float, count: int | None) -> Need | None:
         """What a rung needs, if it is possible."""
+        if (rung, count) not in self._needs:
+            self._needs[rung, count] = self._need_of(rung, count)
+        return self._needs[rung, count]
+
+    def _need_of(self, rung: float, count: int | None) -> Need | None:
         request = self._request(rung, count)
         plan = None if request is None else self._least(request)
         if request is None or plan is None:
             return None
+        self._shapes[rung, count] = _sharded_shapes(plan)
+        self._microbatches[count], self._mesh = plan.microbatches, plan.mesh
         fits = plan.fits or self._fits_offloaded(request, plan)
         # With more devices, arguments are smaller as well.
         fixed = 0.0 if self._ladder.falling else plan.after.argument_bytes
@@ -236,8 +250,7 @@ class _Question:
         rows = []
         for mesh in self._meshes(least, request):
             placed = dataclasses.replace(request, mesh=mesh, devices=None)
-            # A plan that keeps everything has been tried (:meth:`_kept_row`).
-            rows.append(self._noted(self._planner.joint(placed, keeps=False), placed))
+            rows.append(self._noted(self._planner.joint(placed), placed))
             self._planner.forget(dataclasses.replace(placed, remat=""))
         return rows
 
@@ -294,9 +307,51 @@ class _Question:
             self._limit, first,
         )  # fmt: skip
 
+    def _finer(self, highest: int, count: int | None) -> FitRow | None:
+        """The row of the largest size between the highest rung and the next one that fits.
+
+        It may be that of the rung.
+        """
+        low, high = self._ladder.value(highest), self._ladder.value(highest + 1)
+        if high is None or self._ladder.falling:
+            return self._row(highest, count)
+        self._planner.show(f"{self._find} {low} fits, {high} does not")
+        rung = finer_rung(
+            self._ladder, lambda rung: self._need(rung, count), self._limit, highest,
+            self._unit(highest, count),
+        )  # fmt: skip
+        # A policy with less time for recomputation may not fit where the one with most does.
+        return self._row(rung, count) or self._row(highest, count)
+
+    def _unit(self, rung: int, count: int | None) -> int:
+        """What sizes near a rung are multiples of: the devices and microbatches that divide them.
+
+        The devices are those over which the plan with the least memory shards dimensions of
+        arguments that grow with the size.
+        """
+        grown = [
+            shapes for near in (rung, rung + 1, rung - 1)
+            if (shapes := self._shapes.get((near, count)))
+        ]  # fmt: skip
+        value = self._ladder.value(rung)
+        assert value is not None
+        if len(grown) < 2:
+            return 1
+        shapes, others = grown[:2]
+        parts = [
+            parts
+            for name, dimensions in shapes.items()
+            for (size, parts), (other, _) in zip(dimensions, others.get(name, ()), strict=False)
+            if size != other
+        ]
+        # Whatever the plan shards, other sizes leave less choice.
+        axes = [size for _, size in self._mesh.axes if size > 1] if self._mesh else []
+        unit = max([*parts, min(axes, default=1)])
+        return math.gcd(unit * self._microbatches.get(count, 1), value)
+
     def _table(self, highest: int, count: int | None) -> None:
-        """Plans the highest rung, the half above it, and those below while their rate grows."""
-        rows = [self._row(highest + 0.5, count), self._row(highest, count)]
+        """Plans the largest size, the rung below it, and those below while their rate grows."""
+        rows = [self._finer(highest, count), self._row(highest, count)]
         best = max((row.rate for row in rows if row), default=0.0)
         begin = highest
         if (kept := self._highest_kept(highest, count)) is not None:
@@ -349,8 +404,7 @@ class _Question:
         best = max(self.rows.values(), key=lambda row: row.rate, default=None)
         if best is None:
             return
-        rung = math.log2(best.value("batch") / self._ladder.first)
-        rung = math.floor(rung) + (0.5 if rung % 1 else 0.0)
+        rung = self._ladder.rung(best.value("batch"))
         self._kept = {None: self._kept[None]} if None in self._kept else {}
         for power in range(1, round(math.log2(_MOST_MICROBATCHES)) + 1):
             count = best.microbatches * 2**power
@@ -391,10 +445,24 @@ class _Question:
                 return  # the batch cannot be cut, or that does not help
             reached = self._highest(count, first)
             if reached is not None:
-                self._row(reached + 0.5, count)
+                self._finer(reached, count)
                 self._row(reached, count)
                 highest = reached
             count *= 2
+
+
+def _sharded_shapes(plan: Plan) -> dict[str, list[tuple[int, int]]]:
+    """The size of each dimension of each argument, and over how many devices it is sharded."""
+    program, sizes = plan.analysis.program, dict(plan.mesh.axes)
+    return {
+        name: [
+            (size, math.prod(sizes[axis] for axis in axes))
+            for size, axes in zip(program.values[value].type.shape, spec, strict=True)
+        ]
+        for value, (name, spec) in zip(
+            program.argument_values, plan.arguments.items(), strict=True
+        )
+    }  # fmt: skip
 
 
 def _kept_bytes(surveyed: Plan) -> float:

@@ -104,10 +104,10 @@ def joint_plan(
             choices = searches[0].in_more_microbatches()
             searches += _in_microbatches(plan_with, progress, choices)
     every = [plan for search in searches for plan in search.plans.values()]
-    if not every:
-        assert searches[0].too_large is not None
-        raise searches[0].too_large
     every.sort(key=_rank)
+    too_large = next((search.too_large for search in searches if search.too_large), None)
+    if too_large is not None and not (every and every[0].fits):
+        raise too_large
     best = every[0]
     tried = "; ".join(_text(plan) for plan in every)
     note = f"{_CHOSE} {len(every)} policies: {tried}"
@@ -473,6 +473,7 @@ class _JointSearch:
                 raise
             # The start may shard nothing but ops that do not run with this policy.
             return self._attempt(policy, name)
-        except SearchError as error:  # no plan is within the limit of the user
+        except SearchError as error:  # the plan is not within the limit of the user
             self.too_large = error
-            return None
+            plan: Plan | None = error.plan
+            return plan
