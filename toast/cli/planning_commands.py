@@ -170,7 +170,8 @@ def plan(
             "--fit",
             metavar="SIZE",
             help="Find the largest batch, sequence or other size of TARGET that fits, or the "
-            "fewest devices (devices), and print a table of plans with their speed, best first.",
+            "fewest devices (devices), and print a table of plans with their speed, best first. "
+            "Each row of --json has the command that makes its plan.",
         ),
     ] = None,
     strict: StrictOption = False,

@@ -22,7 +22,7 @@ MOST_RUNGS = 16
 _LONGEST_STEP = 4
 
 #: The parts between two rungs, and the most sizes between them that are planned.  So the size that
-#: is found is less than one part of a rung, 6 %, below the largest one that fits.
+#: is found is less than one part, 6 %, below the largest one that fits, if units are that small.
 _PARTS, MOST_FINER = 16, 6
 
 #: The share by which the value of a rung, which is a fraction, may miss a whole number.

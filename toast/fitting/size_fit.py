@@ -45,8 +45,8 @@ def fit(
     """Finds the largest size that fits, or the fewest devices, and plans that do.
 
     Sizes are those of ``sizes``, doubled or halved, and then sizes between the largest one that
-    fits and its double, of which the largest that fits is found to 6 %.  Numbers of devices are
-    powers of two.
+    fits and its double, in steps of 3 to 6 % where the mesh and the microbatches allow.  Numbers of
+    devices are powers of two.
 
     :param target: a function, as for :func:`toast.plan`, if there are ``arguments``; otherwise a
         function of the sizes, by name, that returns a :class:`toast.models.Model`.

@@ -42,6 +42,10 @@ _SLACK, _PLANNED_SLACK = 1.0, 0.05
 #: The most plans that keep everything, for the largest size at which that is possible.
 _MOST_KEPT = 3
 
+#: The least number of units of the largest whole rung that fits, so that there are sizes between it
+#: and the next one.
+_FEW_UNITS = 4
+
 #: The devices with which the search for the fewest begins.
 _DEVICES = 8
 
@@ -344,10 +348,13 @@ class _Question:
             for (size, parts), (other, _) in zip(dimensions, others.get(name, ()), strict=False)
             if size != other
         ]
-        # Whatever the plan shards, other sizes leave less choice.
+        # Whatever the plan shards, other sizes leave less choice.  If it shards a small size over
+        # several axes, another plan may shard the next one over fewer.
         axes = [size for _, size in self._mesh.axes if size > 1] if self._mesh else []
-        unit = max([*parts, min(axes, default=1)])
-        return math.gcd(unit * self._microbatches.get(count, 1), value)
+        shortest = min(axes, default=1)
+        cut = self._microbatches.get(count, 1)
+        unit = max([*parts, shortest]) * cut
+        return math.gcd(unit if value >= _FEW_UNITS * unit else shortest * cut, value)
 
     def _table(self, highest: int, count: int | None) -> None:
         """Plans the largest size, the rung below it, and those below while their rate grows."""
