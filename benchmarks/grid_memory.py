@@ -1,85 +1,187 @@
 """The rows of the paper's grid where no sharding fits, with recomputation and offload as well.
 
-    python benchmarks/grid_memory.py [--only MODEL] [--write]
+    python benchmarks/grid_memory.py [--only MODEL] [--hardware DEVICE] [--write]
 
-For each model, device and mesh of Figures 8 and 9, the script plans shardings alone.  Where the
-plan does not fit, it plans again with ``remat="auto"``.  ``--write`` puts the rows into
-docs/memory.md.
+The rows are the models, devices and meshes of Figures 8 and 9, and the models of the zoo of which
+no sharding fits 32 TPU v3, on all of these devices.  The script plans shardings alone.  Where that
+plan does not fit, it plans again with ``remat="auto"``.  Where that does not fit either, the row
+has the memory that every plan needs at least; if that is above the limit, none fits.
+
+A row of benchmarks/grid_memory.csv has one place; rows that are there already are not planned again
+(``--again`` does).  ``--write`` puts the table into docs/memory.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import csv
+import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from evaluation import HARDWARE, MESHES, MODELS, ROOT, versions, write_section
 
 import toast
 from toast.cli.elapsed import steps
 from toast.models import build
+from toast.plan import least_memory
 from toast.units import size_text, time_text
 
 PAGE = ROOT / "docs" / "memory.md"
+TABLE = pathlib.Path(__file__).resolve().parent / "grid_memory.csv"
+COLUMNS = (
+    "model", "hardware", "mesh", "limit_gib", "sharding_fits", "sharding_ms", "sharding_gib",
+    "fits", "step_ms", "peak_gib", "microbatches", "policy", "least_gib", "seconds",
+)  # fmt: skip
+
+#: Models of the zoo beside those of Figures 8 and 9, on the larger mesh.
+OTHERS = ("moe-scan", "moe", "llama3-8b-scan", "llama3-8b", "t7b-scan")
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A row where no sharding fits: the plan of shardings, and the plan with a memory policy."""
+class Place(NamedTuple):
+    """A model on a mesh of a device."""
 
     model: str
     hardware: str
     mesh: str
-    sharding: toast.Plan
-    joint: toast.Plan
-    #: Seconds of planning jointly, with lowering and analysis.
-    seconds: float
-
-    def __str__(self) -> str:
-        sharding, joint = self.sharding.after, self.joint.after
-        cells = (
-            self.model, self.hardware, self.mesh,
-            time_text(sharding.step_seconds), size_text(sharding.peak_bytes),
-            time_text(joint.step_seconds) if self.joint.fits else "does not fit",
-            size_text(joint.peak_bytes), size_text(self.joint.memory_bytes),
-            time_text(self.seconds),
-        )  # fmt: skip
-        return f"| {' | '.join(cells)} |"
 
 
-def rows(models: tuple[str, ...]) -> Iterator[Row | None]:
-    """The rows of these models; None for one where shardings alone fit."""
-    places = [(m, h, mesh) for m in models for h in HARDWARE for mesh in MESHES]
-    for model, hardware, mesh in steps(places, " ".join):
-        target = build(model)
-        sharding = toast.plan(target, mesh=mesh, hardware=hardware)
-        if sharding.fits:
-            yield None
-            continue
-        begin = time.perf_counter()
-        joint = toast.plan(target, mesh=mesh, hardware=hardware, remat="auto")
-        yield Row(model, hardware, mesh, sharding, joint, time.perf_counter() - begin)
+def places() -> list[Place]:
+    """All rows of the grid."""
+    figures = [Place(model, device, mesh) for model in MODELS for device in HARDWARE
+               for mesh in MESHES]  # fmt: skip
+    return figures + [Place(model, device, MESHES[1]) for model in OTHERS for device in HARDWARE]
+
+
+def measure(place: Place) -> dict[str, Any]:
+    """The row of a place: the plan of shardings, and the joint plan if that does not fit."""
+    target = build(place.model)
+    plan = toast.plan(target, mesh=place.mesh, hardware=place.hardware)
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
+    row |= {
+        **place._asdict(),
+        "limit_gib": _gib(plan.memory_bytes),
+        "sharding_fits": plan.fits,
+        "sharding_ms": round(plan.after.step_seconds * 1e3, 2),
+        "sharding_gib": _gib(plan.after.peak_bytes),
+    }
+    if plan.fits:
+        return row
+    begin = time.perf_counter()
+    plan = toast.plan(target, mesh=place.mesh, hardware=place.hardware, remat="auto")
+    policy = plan.policy and (plan.policy.preset or "by name")
+    return row | {
+        "fits": plan.fits,
+        "step_ms": round(plan.after.step_seconds * 1e3, 2),
+        "peak_gib": _gib(plan.after.peak_bytes),
+        "microbatches": plan.microbatches,
+        "policy": policy or "",
+        "least_gib": _gib(least_memory(plan)),
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """Whether the plan with a policy fits, or the proof that none does."""
+    if str(row["fits"]) == "True":
+        return "fits"
+    least, limit = _size(row["least_gib"]), _size(row["limit_gib"])
+    if float(row["least_gib"]) > float(row["limit_gib"]):
+        return f"no plan fits: at least {least} of {limit}"
+    return f"no plan found; the bound is {least} of {limit}"
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """The line of a row in the table of the page."""
+    cells = (
+        row["model"], row["hardware"], row["mesh"], _time(row["sharding_ms"]),
+        _size(row["sharding_gib"]), _time(row["step_ms"]), _size(row["peak_gib"]),
+        row["policy"] or "-", row["microbatches"], _size(row["limit_gib"]), verdict(row),
+        time_text(float(row["seconds"])),
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def page_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The section of the page."""
+    unfit = [row for row in rows if str(row["sharding_fits"]) != "True"]
+    joint = [row for row in unfit if str(row["fits"]) == "True"]
+    proved = [row for row in unfit if verdict(row).startswith("no plan fits")]
+    return (
+        f"Written by `benchmarks/grid_memory.py --write` with {versions()}. Shardings alone fit in "
+        f"{len(rows) - len(unfit)} of {len(rows)} rows of {', '.join(models_of(rows))}. Of the "
+        f"other {len(unfit)}, a plan with a policy fits in {len(joint)}, and that no plan fits is "
+        f"proved in {len(proved)}:\n\n"
+        "| model | hardware | mesh | shardings alone | peak | with a policy | peak | policy "
+        "| microbatches | limit | verdict | planning |\n"
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | --- | ---: |\n"
+        + "\n".join(map(line, unfit))
+    )  # fmt: skip
+
+
+def models_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The models of rows, each once."""
+    return list(dict.fromkeys(row["model"] for row in rows))
+
+
+def read_rows() -> dict[Place, dict[str, Any]]:
+    """The rows of the table."""
+    if not TABLE.exists():
+        return {}
+    with TABLE.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {Place(row["model"], row["hardware"], row["mesh"]): row for row in rows}
+
+
+def write_rows(rows: Mapping[Place, Mapping[str, Any]]) -> None:
+    """Writes the table, in the order of the grid."""
+    with TABLE.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows[place] for place in places() if place in rows)
+
+
+def planned(wanted: Sequence[Place], *, again: bool) -> Iterator[dict[str, Any]]:
+    """The rows of places; each new one is in the table before the next is planned."""
+    rows = read_rows()
+    missing = [place for place in wanted if again or place not in rows]
+    for place in steps(missing, " ".join):
+        row = measure(place)
+        # Another run may have added rows.
+        write_rows({**read_rows(), place: row})
+    rows = read_rows()
+    yield from (rows[place] for place in wanted)
+
+
+def _gib(size: float) -> float:
+    return round(size / 2**30, 3)
+
+
+def _size(gib: Any) -> str:
+    return size_text(float(gib) * 2**30)
+
+
+def _time(ms: Any) -> str:
+    return time_text(float(ms) / 1e3)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=MODELS, action="append", help="repeatable")
+    parser.add_argument("--only", choices=(*MODELS, *OTHERS), action="append", help="repeatable")
+    parser.add_argument("--hardware", choices=HARDWARE, action="append", help="repeatable")
+    parser.add_argument("--again", action="store_true", help="plan rows of the table again")
     parser.add_argument("--write", action="store_true", help="write docs/memory.md")
     options = parser.parse_args()
-    models = tuple(options.only or MODELS)
-    every = list(rows(models))
-    unfit = [row for row in every if row is not None]
-    only = "".join(f" --only {model}" for model in options.only or ())
-    text = (
-        f"Written by `benchmarks/grid_memory.py{only} --write` with {versions()}. Shardings alone "
-        f"fit in {len(every) - len(unfit)} of {len(every)} rows of {', '.join(models)}. "
-        "In the others:\n\n"
-        "| model | hardware | mesh | shardings alone | peak | with a policy | peak | limit "
-        "| planning |\n| --- | --- | --- |" + " ---: |" * 6 + "\n" + "\n".join(map(str, unfit))
-    )  # fmt: skip
+    wanted = [
+        place for place in places()
+        if place.model in (options.only or place.model)
+        and place.hardware in (options.hardware or place.hardware)
+    ]  # fmt: skip
+    rows = list(planned(wanted, again=options.again))
+    text = page_text(rows)
     print(text)
     if options.write:
         write_section(PAGE, "grid", text)

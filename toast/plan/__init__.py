@@ -26,7 +26,7 @@ from toast.plan.padding import (
     padding_note,
 )
 from toast.plan.plan import ArgumentRow, Plan, Step
-from toast.plan.policy_bound import misfit_proof
+from toast.plan.policy_bound import least_memory, misfit_proof
 from toast.plan.prediction import Collective, NumberChange, Prediction, fit_text, odds_text
 from toast.plan.program_notes import loop_notes, program_notes
 from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
@@ -88,6 +88,7 @@ __all__ = [
     "is_survey",
     "joint_plan",
     "kernel_notes",
+    "least_memory",
     "loop_notes",
     "make_plan",
     "may_gain",
