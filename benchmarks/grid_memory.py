@@ -114,8 +114,8 @@ def page_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"Written by `benchmarks/grid_memory.py --write` with {versions()}. Shardings alone fit in "
         f"{len(rows) - len(unfit)} of {len(rows)} rows of {', '.join(models_of(rows))}. Of the "
-        f"other {len(unfit)}, a plan with a policy fits in {len(joint)}{proof}. The machine was busy "
-        "with other work: planning took longer than alone.\n\n"
+        f"other {len(unfit)}, a plan with a policy fits in {len(joint)}{proof}. The machine was "
+        "busy with other work: planning took longer than alone.\n\n"
         "| model | hardware | mesh | shardings alone | peak | with a policy | peak | policy "
         "| microbatches | limit | verdict | planning |\n"
         "| --- | --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | --- | ---: |\n"
