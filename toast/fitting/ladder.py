@@ -132,10 +132,8 @@ def finer_rung(
     step = unit * max(1, begin // (_PARTS * unit))
     values = range(step * (begin // step + 1), end, step)
     known = {begin: need(low), end: need(low + 1)}
-    fits, fails = (
-        -1,
-        len(values),
-    )  # numbers of values: the largest that fits, the next that does not
+    # Numbers of values: the largest that fits, and the smallest that does not.
+    fits, fails = -1, len(values)
     for left in reversed(range(MOST_FINER)):
         if fails - fits == 1:
             break
