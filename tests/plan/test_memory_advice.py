@@ -18,6 +18,7 @@ from tests.helpers import f32
 from toast.cli import app
 from toast.hardware import load
 from toast.plan import MemoryAdvice, Plan, memory_advice
+from toast.report import summaries
 from toast.search import Polishing
 
 LAYERS, ROWS, WIDTH = 4, 2**21, 64
@@ -129,6 +130,19 @@ def test_the_command_prints_the_advice(folder: pathlib.Path, tmp_path: pathlib.P
     assert result.exit_code == 0, result.stderr
     assert "Recomputation and offload that would help" in result.stdout
     assert re.search(r"recompute\W+\w+ f32\[", result.stdout)
+
+
+def test_a_file_without_debug_information_says_what_is_missing(tmp_path: pathlib.Path) -> None:
+    gradient = jax.jit(jax.grad(lambda x, *w: layer(x, *w).sum()))
+    lowered = gradient.lower(f32(64, 64), f32(64, 64), f32(64, 64))
+    (tmp_path / "plain.mlir").write_text(lowered.as_text())
+    small = dataclasses.replace(load("tpu-v5e"), memory_limit_bytes=2**10)
+    plan = toast.plan(
+        tmp_path / "plain.mlir", mesh="data=4", hardware=small, settings=toast.Settings(rounds=1)
+    )
+    assert not plan.fits
+    (missing, _) = summaries.advice(plan)
+    assert "as_text(debug_info=True)" in str(missing)
 
 
 def test_programs_without_a_backward_pass_get_none() -> None:

@@ -114,6 +114,12 @@ def verdict_line(verdict: PlanVerdict) -> Text:
 #: What is done to values, as column of advice.
 _DONE: dict[Choice, str] = {"recompute": "recompute", "offload": "offload to the host"}
 
+#: Why there is no advice, for a file without debug information.
+_NO_PATHS = (
+    "Ops of the program have no paths, which tell its passes: write the file with "
+    "as_text(debug_info=True) for advice on recomputation."
+)
+
 #: Maximum number of values in advice.
 _MOST_ADVISED = 12
 
@@ -123,6 +129,8 @@ def advice(plan: Plan) -> list[RenderableType]:
     program = plan.analysis.program
     if plan.fits or program.traced or program.memory is not None:
         return []
+    if not any(program.location(op).path for op in range(len(program.ops))):
+        return [Text(_NO_PATHS), Text()]
     found = memory_advice(plan)
     values = [v for choice in _DONE for v in found.of(choice)] if found else []
     if found is None or not values:
