@@ -39,7 +39,7 @@ def checkpoint(
     :param layer: a function of arrays.  Without it, the result is a decorator.
     :param name: the name of the block in policies; by default that of the function.
     :param policy: as in ``jax.checkpoint``, outside of plans.
-    :param prevent_cse: as in ``jax.checkpoint``; plans have no barrier in the body of a ``scan``.
+    :param prevent_cse: as in ``jax.checkpoint``; plans have no barrier in loops of scans.
     :param static_argnums: as in ``jax.checkpoint``.
 
     >>> import jax, jax.numpy as jnp, toast

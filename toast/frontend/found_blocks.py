@@ -170,7 +170,8 @@ class _BlockSearch:
                 equation, lengths,
                 [
                     self.in_jaxpr(
-                        body, blocks=False, runs=runs * part, looped=looped or 0 < unroll < part
+                        body, blocks=False, runs=runs * part,
+                        looped=looped or _is_loop(part, unroll),
                     )
                     for part in lengths
                 ],
@@ -179,17 +180,20 @@ class _BlockSearch:
             return [equation]
         found = policed(
             self._trace, equation.params["jaxpr"], _name(body), _argument_names(body),
-            prevent_cse=not (looped or 0 < unroll < length), origin="scan", runs=runs * length,
+            prevent_cse=not looped, origin="scan", runs=runs * length,
         )  # fmt: skip
         if found is None:
             return [equation]
         parts = self._parts(found.block.name, length) if runs == 1 else []
         every = [found.of_runs(part, count) for part, count in parts] or [found]
+        lengths = [count for _, count in parts] or [length]
         inputs = [*map(like, body.invars)]
-        return split_scan(
-            equation, [count for _, count in parts] or [length],
-            [jax.make_jaxpr(part.run(marked=False))(*inputs) for part in every],
-        )  # fmt: skip
+        bodies = []
+        for part, count in zip(every, lengths, strict=True):
+            apart = part.prevent_cse and not _is_loop(count, unroll)
+            run = dataclasses.replace(part, prevent_cse=apart).run(marked=False)
+            bodies.append(jax.make_jaxpr(run)(*inputs))
+        return split_scan(equation, lengths, bodies)
 
     def _lengths(self, body: Any, length: int, runs: int) -> list[int]:
         """The lengths of the parts of a scan of marked blocks between which decisions change."""
@@ -231,6 +235,11 @@ class _BlockSearch:
             found = found.of_runs(part, count)
         new = jax.make_jaxpr(found.run(marked=False))(*map(like, inputs))
         return spliced(getattr(new, "jaxpr", new), inputs, outputs) or equations
+
+
+def _is_loop(length: int, unroll: int) -> bool:
+    """Whether all of a scan is in a loop: not if it runs once, or leaves iterations over."""
+    return unroll > 0 and length // unroll > 1 and length % unroll == 0
 
 
 # -- repeated layers -------------------------------------------------------------------------------

@@ -156,10 +156,11 @@ def _passed_on(jaxpr: Any) -> int | None:
 
     Of several, it is the largest, and the first of these.
     """
-    results = {_type_text(v.aval) for v in jaxpr.outvars}
+    results = {_type_text(v.aval) for v in jaxpr.outvars if _may_have_name(v.aval)}
     alike = [
-        n for n, v in enumerate(jaxpr.invars) if v.aval.shape and _type_text(v.aval) in results
-    ]
+        n for n, v in enumerate(jaxpr.invars)
+        if _may_have_name(v.aval) and v.aval.shape and _type_text(v.aval) in results
+    ]  # fmt: skip
     return max(alike, key=lambda n: (size_bytes(jaxpr.invars[n].aval), -n), default=None)
 
 
