@@ -15,6 +15,7 @@ import toast
 from tests.layered_steps import arrays, scanned_step, unrolled_step
 from toast.plan import with_same_shardings
 from toast.plan.memory_notes import gross_effect, net_effect
+from toast.plan.same_shardings import same_shardings
 from toast.plan.written_policies import kept_price
 from toast.program import survey
 
@@ -98,3 +99,40 @@ def test_what_the_program_recomputes_itself_is_not_counted() -> None:
     assert "jax.checkpoint of its own" in planned.note
     assert "recomputation takes" not in planned.note
     assert gross_effect(planned) == "at most 1 MiB less waits on the device for the backward pass"
+
+
+def test_layers_that_run_again_are_sharded_as_in_the_forward_pass() -> None:
+    """The backward pass computes the last layer again first."""
+
+    @toast.checkpoint
+    def pair(x: jax.Array, w: list[jax.Array]) -> jax.Array:
+        for each in w:
+            x = jnp.tanh(x @ each)
+        return x
+
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            y = x
+            for number in range(0, len(w), 2):
+                y = pair(y, w[number : number + 2])
+            return jnp.sum(y)
+
+        return jax.grad(loss)(w)
+
+    f32 = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    none, full = (
+        toast.plan(step, [f32] * 4, f32, mesh="data=4", hardware="tpu-v5e", remat=remat, **QUICK)
+        for remat in ("none", "full")
+    )
+
+    def of_pass(plan: toast.Plan, name: str) -> list[int]:
+        program = plan.analysis.program
+        return [
+            op for op, kind in enumerate(program.kinds)
+            if kind == "tanh" and program.passes[op] == name
+        ]  # fmt: skip
+
+    op_state = none.op_state.copy()
+    op_state[of_pass(none, "forward"), 0] = [0, 1, 1, 1]
+    state = same_shardings(none.analysis.program, op_state, full.model.space)
+    assert state[of_pass(full, "recomputed"), 0].tolist() == [1, 1, 0, 1]

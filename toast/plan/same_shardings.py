@@ -88,6 +88,8 @@ def same_shardings(
                 continue
             if len(others[key]) == len(ops):
                 rows = op_state[others[key]]
+                if level and _runs_backwards(theirs, others[key]) != _runs_backwards(ours, ops):
+                    rows = _of_last_layer_first(ours, rows)
             elif ours.kind(ops[0]) in _PASSING:
                 continue  # other values are carried
             else:
@@ -96,6 +98,18 @@ def same_shardings(
             known[ops] = True
     follow(state, known, space)
     return state
+
+
+def _runs_backwards(program: Program, ops: Sequence[int]) -> bool:
+    """Whether the ops run for the last layer first: those that run again do."""
+    return all(program.passes[op] == "recomputed" for op in ops)
+
+
+def _of_last_layer_first(program: Program, rows: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+    """The rows of the layers of a block in the opposite order; those of a layer keep theirs."""
+    runs = [block.runs for block in program.memory.blocks] if program.memory else []
+    layers = max([n for n in runs if n and len(rows) % n == 0], default=1)
+    return rows.reshape(layers, -1, rows.shape[1])[::-1].reshape(rows.shape)
 
 
 def _repeated(rows: npt.NDArray[np.int8], count: int) -> npt.NDArray[np.int8]:
