@@ -683,14 +683,17 @@ def _check_memory(
         return
     where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
     surely = "" if best.safety is None else f" with odds of {100 * best.safety:g} %"
+    # A policy other than "none" recomputes something already.
+    recomputes = best.policy is not None and best.policy.preset != "none"
+    auto, shell = ("", "") if recomputes else ("remat='auto', ", "--remat auto, ")
     error = SearchError(
         f"memory limit of {best.memory_bytes / 2**30:.4g} GiB per device: no plan on {where} "
         f"fits{surely}; "
         f"the smallest peak found is {smallest_peak / 2**30:.4g} GiB; raise the limit, or find "
-        "what fits: remat='auto', toast.fit(find='batch') or toast.fit(find='devices')",
-        shell="raise the limit, or find what fits: --remat auto, --fit batch or --fit devices",
+        f"what fits: {auto}toast.fit(find='batch') or toast.fit(find='devices')",
+        shell=f"raise the limit, or find what fits: {shell}--fit batch or --fit devices",
     )
-    error.plan = best
+    error.plan, error.smallest_peak = best, smallest_peak
     raise error
 
 

@@ -78,8 +78,10 @@ class HardwareError(ToastError):
 class SearchError(ToastError):
     """No plan satisfies the request, for example the memory limit, or a setting is invalid."""
 
-    #: The plan that needs more memory than the user allows, if there is one.
+    #: The plan that needs more memory than the user allows, if there is one, and the smallest peak
+    #: that its search found, in bytes.
     plan: Any = None
+    smallest_peak: float = 0.0
 
 
 class PlanError(ToastError):

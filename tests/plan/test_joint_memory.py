@@ -18,6 +18,7 @@ from tests.layered_steps import arrays, scanned_step, unrolled_step
 from toast.cost import PolicyModel
 from toast.cost.host_memory import host_memory
 from toast.cost.residuals import residuals_of
+from toast.errors import SearchError
 from toast.hardware import load
 from toast.models import build
 from toast.plan import joint_memory
@@ -275,8 +276,12 @@ def test_no_preset_is_better_than_auto(step: Any, share: float) -> None:
 
 
 def test_a_limit_that_no_policy_meets() -> None:
-    with pytest.raises(toast.ToastError, match="no plan"):
+    with pytest.raises(toast.ToastError, match="no plan") as error:
         plan(scanned, "auto", memory_bytes=2**20)
+    assert "find what fits: toast.fit(find='batch')" in str(error.value)
+    assert isinstance(error.value, SearchError)
+    assert not error.value.plan.fits
+    assert error.value.smallest_peak <= error.value.plan.after.peak_bytes
     small = dataclasses.replace(load("tpu-v5e"), memory_limit_bytes=2**20)
     best = toast.plan(
         scanned, *arrays(4, 16, 1024, 256), mesh="data=4", hardware=small, settings=SETTINGS,

@@ -105,9 +105,9 @@ def joint_plan(
             searches += _in_microbatches(plan_with, progress, choices)
     every = [plan for search in searches for plan in search.plans.values()]
     every.sort(key=_rank)
-    too_large = next((search.too_large for search in searches if search.too_large), None)
-    if too_large is not None and not (every and every[0].fits):
-        raise too_large
+    too_large = [error for search in searches for error in search.too_large]
+    if too_large and not (every and every[0].fits):
+        raise min(too_large, key=lambda error: error.smallest_peak)
     best = every[0]
     tried = "; ".join(_text(plan) for plan in every)
     note = f"{_CHOSE} {len(every)} policies: {tried}"
@@ -222,7 +222,7 @@ class _JointSearch:
         #: By the text of the policy.
         self.plans: dict[str, Plan] = {}
         self.surveyed: Plan | None = None
-        self.too_large: SearchError | None = None
+        self.too_large: list[SearchError] = []
         self._policies: SurveyPolicies | None = None
         #: The policies that were searched without the survey's shardings, as texts.
         self._searched_anew: set[str] = set()
@@ -275,7 +275,8 @@ class _JointSearch:
         if all(plan is not mine for mine in self.plans.values()):
             return None
         for mine in self.plans.values():
-            if mine.policy and mine.policy.preset == "none":
+            alike = mine.padding == plan.padding
+            if alike and mine.policy and mine.policy.preset == "none":
                 other = with_same_shardings(plan, mine.analysis).after
                 return other.step_seconds, other.peak_bytes
         prices = self.surveyed and kept_price(plan, self.surveyed)
@@ -474,6 +475,6 @@ class _JointSearch:
             # The start may shard nothing but ops that do not run with this policy.
             return self._attempt(policy, name)
         except SearchError as error:  # the plan is not within the limit of the user
-            self.too_large = error
+            self.too_large.append(error)
             plan: Plan | None = error.plan
             return plan
