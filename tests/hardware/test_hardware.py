@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -473,8 +474,8 @@ def test_only_slices_of_whole_cubes_gather_by_sums(mesh: str, sums: bool) -> Non
         assert Collectives(hardware, Mesh.parse(mesh)).gathers_by_sums.any() == sums
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
-def test_figures_that_divide_are_above_zero(value: float) -> None:
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), None, "x"])
+def test_figures_that_divide_are_above_zero(value: Any) -> None:
     machine = load("tpu-v5e")
     with pytest.raises(HardwareError) as error:
         dataclasses.replace(machine, host_bytes_per_s=value)

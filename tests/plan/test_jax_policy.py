@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import types
 from typing import Any
 
 import jax
@@ -15,8 +16,10 @@ from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 
 import toast
 from toast.errors import PlanError
+from toast.frontend.residual_names import PRODUCTS
 from toast.plan.jax_policy import jax_policy
-from toast.program import MemoryPolicy, TracedMemory
+from toast.program import Block, MemoryPolicy, Residual, TracedMemory
+from toast.program.memory_policy import ResidualKind
 
 TYPES = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 16), (16, 32), (32, 16))]
 
@@ -62,8 +65,8 @@ def test_a_function_without_toast_saves_the_same(
     print_saved_residuals(again, *given)
     lines = capsys.readouterr().out.splitlines()
     kept = [line for line in lines if "from the argument" not in line and "constant" not in line]
-    types = [re.findall(r"f(?:loat)?32\[[\d,]*\]", line)[0] for line in kept]
-    assert sorted(text.replace("float", "f") for text in types) == saved
+    shown = [re.findall(r"f(?:loat)?32\[[\d,]*\]", line)[0] for line in kept]
+    assert sorted(text.replace("float", "f") for text in shown) == saved
 
 
 def test_everything_may_be_kept() -> None:
@@ -100,3 +103,55 @@ def test_ranges_and_blocks_are_named() -> None:
     with pytest.raises(PlanError, match=r"blocks decide differently \(a, b\); name one of them"):
         jax_policy(apart)
     assert callable(jax_policy(apart, "b"))
+
+
+def test_a_program_without_blocks_has_no_such_policy() -> None:
+    def gradient(w: Any, x: Any) -> Any:
+        again = jax.checkpoint(lambda w, x: jnp.sin(jnp.sin(x @ w) @ w))
+        return jax.grad(lambda w: again(w, x).sum())(w)
+
+    square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    found = toast.analyze(gradient, square, square, remat="none").program.memory
+    assert found is not None
+    with pytest.raises(PlanError) as error:
+        jax_policy(found)
+    assert re.fullmatch(
+        r"the plan has a memory policy, but no block that it decides about \(<lambda> at "
+        r"test_jax_policy\.py:\d+ has a jax\.checkpoint of its own, which the plan leaves as it "
+        r"is\); mark layers with toast\.checkpoint instead of jax\.checkpoint, and plan again",
+        str(error.value),
+    )
+    with pytest.raises(PlanError, match="but no block that it decides about; mark layers with"):
+        jax_policy(dataclasses.replace(found, own=()), "layer")
+
+
+def residual(name: str, kind: ResidualKind = "product", *, own: bool = False) -> Residual:
+    return Residual(name, kind, ("f32[4]",), 16, own=own)
+
+
+def test_blocks_with_other_values_may_decide_alike() -> None:
+    """Names that are generated, and their order, make no other policy of JAX."""
+    gate, key = residual("gate", "other", own=True), residual("key", "other", own=True)
+    blocks = (
+        Block(
+            "enc", (residual("enc.dot"), gate, key, residual("enc.dot.2"), residual("exp", "other"))
+        ),
+        Block(
+            "dec", (key, residual("dec.dot"), residual("dec.dot.2"), residual("x", "other"), gate)
+        ),
+    )
+    policy = MemoryPolicy.parse("*: keep=@product,gate,key")
+    assert callable(jax_policy(TracedMemory(policy, 1, blocks)))
+    apart = MemoryPolicy.parse("enc: keep=@product,gate,key; dec: keep=@product,gate")
+    with pytest.raises(PlanError, match=r"blocks decide differently \(enc, dec\)"):
+        jax_policy(TracedMemory(apart, 1, blocks))
+
+
+@pytest.mark.parametrize("primitive", sorted(PRODUCTS))
+def test_products_of_all_kinds_are_kept(primitive: str) -> None:
+    blocks = (Block("layer", (residual("layer.dot"), residual("exp", "other"))),)
+    policy = jax_policy(TracedMemory(MemoryPolicy.parse("layer: keep=@product"), 1, blocks))
+    name, numbers = types.SimpleNamespace(name=primitive), (((1,), (0,)), ((), ()))
+    assert policy(name, dimension_numbers=numbers) is True
+    if primitive == "dot_general":
+        assert not policy(name, dimension_numbers=(((2,), (1,)), ((0,), (0,))))

@@ -145,3 +145,12 @@ def test_the_input_of_a_layer_has_a_name_of_its_own_everywhere() -> None:
     assert changed.of("scan").offload == ("x",)
     with pytest.raises(TargetError, match="no residual is named layer_input"):
         MemoryPolicy.parse("layer: offload=layer_input").resolved([LAYER])
+
+
+def test_an_argument_of_this_name_comes_before_the_input_of_a_layer() -> None:
+    carry = dataclasses.replace(residual("x", "input"), alias="layer_input")
+    block = Block("layer", (carry, residual("layer_input", "input"), residual("gate", "product")))
+    policy = MemoryPolicy.parse("layer: offload=layer_input gathered=x").resolved([block])
+    assert (policy.of("layer").offload, policy.of("layer").gathered) == (("layer_input",), ("x",))
+    changed, _ = MemoryPolicy.parse("full").changed([block], "offload", ["layer_input"])
+    assert changed.of("layer").offload == ("layer_input",)

@@ -75,7 +75,8 @@ WhyNotOption = Annotated[
         "* matches any text. Or that of another memory policy: remat=full, microbatches=4, or the "
         "plan's with another choice for some values: offload=NAME, keep=NAME, recompute=NAME, or "
         "for weights of a layer: gathered=NAME (the gathered copies stay), keep=NAME (gathered "
-        "again). remat=auto plans jointly.",
+        "again). remat=auto plans jointly, from the plan's shardings on, so that toast plan "
+        "--remat auto may find another plan.",
     ),
 ]
 WhyNotBudget = Annotated[

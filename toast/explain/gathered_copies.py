@@ -32,6 +32,7 @@ def gathered_copies(plan: Plan, argument: int) -> GatheredCopies | None:
         return None
     parts, names = _parts(plan, argument), plan.analysis.names
     count, seconds, bytes_, again_count, again_seconds = 0.0, 0.0, 0.0, 0.0, 0.0
+    once = plan.microbatches > 1
     for row in in_order(plan):
         moved = values_of(plan, row)
         mine = parts & {*moved}
@@ -47,24 +48,26 @@ def gathered_copies(plan: Plan, argument: int) -> GatheredCopies | None:
             again_count += times
             again_seconds += times * row.transfer.seconds
         else:
+            once = once and bool(row.transfer.count < plan.microbatches * len(moved))
             count += times
             seconds += times * row.transfer.seconds
             bytes_ += times * row.transfer.bytes
-    users = {
-        program.passes[op]
-        for op, value in zip(names.use_op.tolist(), names.use_value.tolist(), strict=True)
-        if value in parts
-    }
-    if not count or not users & {*_BACKWARD}:
+    users = [
+        op for op, value in zip(names.use_op.tolist(), names.use_value.tolist(), strict=True)
+        if value in parts and program.passes[op] in _BACKWARD
+    ]  # fmt: skip
+    if not count or not users:
         return None
     again = again_count > 0
+    in_loop = any(program.repeats[op] > plan.microbatches for op in users)
     return GatheredCopies(
         again=again,
         count=again_count if again else count,
         seconds=again_seconds if again else seconds,
         bytes=bytes_,
-        inputs=_inputs(plan, parts, again=again),
-        in_loop=any(program.repeats[program.values[v].op] > plan.microbatches for v in parts),
+        inputs=() if once or in_loop else _inputs(plan, parts, again=again),
+        in_loop=in_loop,
+        once=once,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping
 from typing import Literal, get_args
 
@@ -245,11 +246,11 @@ class Hardware:
 
     def __post_init__(self) -> None:
         for name in _ABOVE_ZERO:
-            if not (value := getattr(self, name)) > 0:
-                remedy = "inf if there is no link" if name == "host_bytes_per_s" else ""
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Real) or not value > 0:
+                remedy = ", or inf if there is no link" if name == "host_bytes_per_s" else ""
                 raise HardwareError(
-                    f"hardware {self.name}: {name}={value!r}: use a number above 0"
-                    f"{', or ' if remedy else ''}{remedy}"
+                    f"hardware {self.name}: {name}={value!r}: use a number above 0{remedy}"
                 )
 
     @property

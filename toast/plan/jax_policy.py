@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from toast.errors import PlanError
 from toast.program import Block, BlockPolicy, MemoryPolicy, Residual, RunRange, TracedMemory
@@ -18,11 +18,20 @@ def jax_policy(memory: TracedMemory | None, block: str = "") -> JaxPolicy:
 
     :param memory: the policy of a program, and its blocks.
     :param block: the name of the block; it may be left out if all of them decide alike.
-    :raises toast.errors.PlanError: if there is no policy or no such block, if blocks or the runs of
-        one decide differently, or if a policy of JAX cannot tell what is kept.
+    :raises toast.errors.PlanError: if there is no policy, no block or none with the name, if blocks
+        or the runs of one decide differently, or if a policy of JAX cannot tell what is kept.
+
+    A policy of JAX says nothing about gathers: arguments that are ``gathered`` in the decision are
+    gathered again, unless ``prevent_cse`` of ``jax.checkpoint`` is false for them.
     """
     if memory is None or memory.policy is None:
         raise PlanError("the plan has no memory policy; plan with remat=, for example remat='auto'")
+    if not memory.blocks:
+        left = f" ({'; '.join(memory.own)}, which the plan leaves as it is)" if memory.own else ""
+        raise PlanError(
+            f"the plan has a memory policy, but no block that it decides about{left}; mark layers "
+            "with toast.checkpoint instead of jax.checkpoint, and plan again"
+        )
     parts = [b.name for b in memory.blocks if RunRange.parse(b.name).is_part]
     if mine := [part for part in parts if block in ("", RunRange.parse(part).block)]:
         raise PlanError(
@@ -39,17 +48,28 @@ def jax_policy(memory: TracedMemory | None, block: str = "") -> JaxPolicy:
         raise PlanError(
             f"blocks decide differently ({', '.join(b.name for b in chosen)}); name one of them"
         )
-    ((saved, offloaded, nameless, everything),) = found
-    return _policy(saved, offloaded, everything=everything, products=bool(nameless))
+    (decision,) = found
+    return _policy(decision)
 
 
-def _decision(
-    policy: MemoryPolicy, block: Block
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], bool]:
-    """The names that are kept, those that are offloaded, kept products, and whether all is kept."""
+class _Decision(NamedTuple):
+    """What a policy of JAX is made of."""
+
+    #: The names in the program that are kept.
+    saved: frozenset[str] = frozenset()
+    #: Those that are offloaded.
+    offloaded: frozenset[str] = frozenset()
+    #: Whether all products without batch dimensions are kept.
+    products: bool = False
+    #: Whether everything is kept.
+    everything: bool = False
+
+
+def _decision(policy: MemoryPolicy, block: Block) -> _Decision:
+    """The decision for a block; values that have no name in the program count as products."""
     decision = policy.of(block.name).resolved(block)
     if decision.keeps_all:
-        return (), (), (), True
+        return _Decision(everything=True)
     kept = [r for r in block.residuals if r.name in decision.keep and r.kind != "input"]
     moved = [r for r in block.residuals if r.name in decision.offload]
     nameless = [r for r in (*kept, *moved) if not r.own]
@@ -60,10 +80,9 @@ def _decision(
             "of JAX could keep or offload it; name values with jax.ad_checkpoint.checkpoint_name, "
             "or use toast.checkpoint, which needs no names, and plan.jit()"
         )
-    return (
-        tuple(r.name for r in kept if r.own), tuple(r.name for r in moved),
-        tuple(r.name for r in nameless), False,
-    )  # fmt: skip
+    return _Decision(
+        frozenset(r.name for r in kept if r.own), frozenset(r.name for r in moved), bool(nameless)
+    )
 
 
 def _are_all_products(nameless: Sequence[Residual], decision: BlockPolicy, block: Block) -> bool:
@@ -72,27 +91,28 @@ def _are_all_products(nameless: Sequence[Residual], decision: BlockPolicy, block
     return products <= {*decision.keep} and all(r.name in products for r in nameless)
 
 
-def _policy(
-    saved: Sequence[str], offloaded: Sequence[str], *, everything: bool, products: bool
-) -> JaxPolicy:
+def _policy(decision: _Decision) -> JaxPolicy:
     import jax
 
+    from toast.frontend.residual_names import PRODUCTS
+
     policies = jax.checkpoint_policies
+    saved, offloaded = sorted(decision.saved), sorted(decision.offloaded)
     by_name: JaxPolicy = policies.save_only_these_names(*saved)
-    if everything:
+    if decision.everything:
         by_name = policies.everything_saveable
     if offloaded:
         by_name = policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=[*saved], names_which_can_be_offloaded=[*offloaded],
+            names_which_can_be_saved=saved, names_which_can_be_offloaded=offloaded,
             offload_src="device", offload_dst="pinned_host",
         )  # fmt: skip
-    if not products:
+    if not decision.products:
         return by_name
 
     def products_and_names(primitive: Any, *types: Any, **parameters: Any) -> Any:
-        if primitive.name == "conv_general_dilated":
-            return True
-        if primitive.name == "dot_general" and not any(parameters["dimension_numbers"][1]):
+        name = primitive.name
+        batched = name == "dot_general" and any(parameters["dimension_numbers"][1])
+        if name in PRODUCTS and not batched:
             return True
         return by_name(primitive, *types, **parameters)
 

@@ -228,11 +228,13 @@ class Plan(RunnablePlan):
 
         So a program without TOAST computes again what the plan does.  JAX's policies tell values by
         the names that ``jax.ad_checkpoint.checkpoint_name`` gives them, and products of matrices.
+        They say nothing about gathers: what is ``gathered`` in the plan's policy is gathered again,
+        unless ``prevent_cse`` of ``jax.checkpoint`` is false for these arguments.
 
         :param block: the name of the block, if several decide differently.
-        :raises toast.errors.PlanError: if the plan has no policy, if its layers decide differently,
-            if no block has the name, or if values are kept or offloaded that have none in the
-            program.
+        :raises toast.errors.PlanError: if the plan has no policy or no blocks, if its layers decide
+            differently, if no block has the name, or if values are kept or offloaded that have none
+            in the program.
 
         >>> import jax, jax.numpy as jnp, toast
         >>> def layer(x, w):

@@ -85,26 +85,34 @@ class GatheredCopies(Record):
     #: Bytes on a device of all copies that the forward pass makes.
     bytes: float
     #: The names in policies of the arguments of blocks that it may be, by their types, and about
-    #: which the policy can decide otherwise.
+    #: which the policy can decide otherwise with some effect.
     inputs: tuple[str, ...]
-    #: Whether a loop gathers it, in which ``gathered`` of a policy has no effect.
+    #: Whether a loop uses it, other than that of microbatches: there, ``gathered`` of a policy has
+    #: no effect.
     in_loop: bool
+    #: Whether the forward pass gathers it once for all of several microbatches, before their loop:
+    #: then the backward pass does not gather it again, unless another loop uses it.
+    once: bool = False
 
     @property
     def text(self) -> str:
-        """The choice, and what the other one would cost, in a sentence."""
-        spent = f"{time_text(self.seconds)} before overlap"
+        """The choice, in a sentence, and what the other one would cost if there is one."""
+        spent, copies = f"{time_text(self.seconds)} before overlap", size_text(self.bytes)
         names = ",".join(self.inputs)
         if self.again:
-            other = f"up to {size_text(self.bytes)} more would wait if its copies stayed"
-            if self.in_loop:
-                return f"the backward pass gathers it again ({spent}), as all loops do"
-            other += f": --why-not 'gathered={names}'" if names else ""
-            return f"the backward pass gathers it again ({spent}); {other}"
-        other = f"to gather it again would take about {spent}"
-        other += f": --why-not 'keep={names}'" if names else ""
-        stay = f"the backward pass uses the copies of the forward pass ({size_text(self.bytes)})"
-        return f"{stay}; {other}"
+            other = f"up to {copies} more would wait if its copies stayed: --why-not 'gathered="
+            done = f"the backward pass gathers it again ({spent})"
+            done += ", as all loops do" if self.in_loop else ""
+        elif self.once:
+            other = ""
+            done = (
+                f"it is gathered once for all microbatches ({spent}), and the backward pass uses "
+                f"the same copies ({copies})"
+            )
+        else:
+            other = f"to gather it again would take about {spent}: --why-not 'keep="
+            done = f"the backward pass uses the copies of the forward pass ({copies})"
+        return f"{done}; {other}{names}'" if names else done
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,7 +92,8 @@ class Residual:
     source: str = ""
     #: Whether the name is one of ``jax.ad_checkpoint.checkpoint_name`` in the program.
     own: bool = False
-    #: Another name that policies may use: :data:`LAYER_INPUT`; empty for none.
+    #: Another name that policies may use: :data:`LAYER_INPUT`; empty for none.  In a block where a
+    #: residual has this very name, the name is that one's alone.
     alias: str = dataclasses.field(default="", compare=False)
 
 
@@ -108,6 +109,14 @@ class Block:
     runs: int = 1
     #: ``toast.checkpoint``, ``scan`` or ``repeated``.
     origin: str = "toast.checkpoint"
+
+    def __post_init__(self) -> None:
+        if any(residual.alias in self.names for residual in self.residuals):
+            own = (
+                dataclasses.replace(r, alias="") if r.alias in self.names else r
+                for r in self.residuals
+            )
+            object.__setattr__(self, "residuals", tuple(own))
 
     @property
     def names(self) -> tuple[str, ...]:
