@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Mapping
 from typing import Literal, get_args
 
@@ -247,7 +246,7 @@ class Hardware:
     def __post_init__(self) -> None:
         for name in _ABOVE_ZERO:
             value = getattr(self, name)
-            if not isinstance(value, numbers.Real) or not value > 0:
+            if not isinstance(value, int | float | np.number) or not value > 0:
                 remedy = ", or inf if there is no link" if name == "host_bytes_per_s" else ""
                 raise HardwareError(
                     f"hardware {self.name}: {name}={value!r}: use a number above 0{remedy}"
