@@ -77,7 +77,7 @@ def fit(
     ...     mesh="data=4", hardware="tpu-v5e", memory_bytes=2**24,
     ... )
     >>> found.value, found.best.peak_bytes < 2**24
-    (4096, True)
+    (5888, True)
     """
     machine = inputs.machine_of(hardware)
     settings = Settings() if settings is None else settings
