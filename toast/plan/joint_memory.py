@@ -270,7 +270,8 @@ class _JointSearch:
     def price_of_keeping(self, plan: Plan) -> tuple[float, float] | None:
         """Seconds and peak with everything kept, under the shardings of one of the plans.
 
-        ``None`` for plans of another search, or if the program with everything kept is not known.
+        ``None`` for plans of another search, or if the program with everything kept is not known,
+        as that of a large program, which takes seconds to write.
         """
         if all(plan is not mine for mine in self.plans.values()):
             return None
@@ -279,7 +280,9 @@ class _JointSearch:
             if alike and mine.policy and mine.policy.preset == "none":
                 other = with_same_shardings(plan, mine.analysis).after
                 return other.step_seconds, other.peak_bytes
-        prices = self.surveyed and kept_price(plan, self.surveyed)
+        prices = None
+        if self.surveyed is not None and not self._is_large:
+            prices = kept_price(plan, self.surveyed)
         return (float(prices.seconds[0]), float(prices.peak_bytes[0])) if prices else None
 
     def plan_with_policy(self, policy: MemoryPolicy) -> None:
