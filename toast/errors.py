@@ -78,9 +78,9 @@ class HardwareError(ToastError):
 class SearchError(ToastError):
     """No plan satisfies the request, for example the memory limit, or a setting is invalid."""
 
-    #: The plan that needs more memory than the user allows, if there is one, and the smallest peak
-    #: that its search found, in bytes.
+    #: The plan that needs more memory than the user allows, if there is one.
     plan: Any = None
+    #: The smallest peak that its search found, in bytes.
     smallest_peak: float = 0.0
 
 
