@@ -161,7 +161,8 @@ class SurveyPolicies:
             enough = self._is_large and found.needed_bytes <= most
             if not found.written or not binding or near or enough:
                 break
-            aim = most / off
+            # What is far off its estimate says little about others.
+            aim = max(most / off, aim / 2)
         fitting = [each for each in tried.values() if each.needed_bytes <= most]
         if fitting:
             return min(fitting, key=lambda each: each.step_seconds)
