@@ -195,7 +195,7 @@ class PlannedPolicy:
             if r.name in decision.keep and r.kind != "input"
         )  # fmt: skip
         self._offloaded = decision.offload
-        self._policy = _jax_policy(self._kept, self._offloaded)
+        self._policy = policy_by_names(self._kept, self._offloaded)
 
     @property
     def block(self) -> str:
@@ -212,7 +212,7 @@ class PlannedPolicy:
         return self.keeps_all or self._policy(*arguments, **parameters)
 
 
-def _jax_policy(kept: Sequence[str], offloaded: Sequence[str]) -> Callable[..., Any]:
+def policy_by_names(kept: Sequence[str], offloaded: Sequence[str]) -> Callable[..., Any]:
     """The policy of ``jax.checkpoint`` that keeps and offloads values with these names."""
     policy: Callable[..., Any]
     if not offloaded:

@@ -94,18 +94,13 @@ def _are_all_products(nameless: Sequence[Residual], decision: BlockPolicy, block
 def _policy(decision: _Decision) -> JaxPolicy:
     import jax
 
+    from toast.frontend.checkpoints import policy_by_names
     from toast.frontend.residual_names import PRODUCTS
 
-    policies = jax.checkpoint_policies
-    saved, offloaded = sorted(decision.saved), sorted(decision.offloaded)
-    by_name: JaxPolicy = policies.save_only_these_names(*saved)
     if decision.everything:
-        by_name = policies.everything_saveable
-    if offloaded:
-        by_name = policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=saved, names_which_can_be_offloaded=offloaded,
-            offload_src="device", offload_dst="pinned_host",
-        )  # fmt: skip
+        everything: JaxPolicy = jax.checkpoint_policies.everything_saveable
+        return everything
+    by_name = policy_by_names(sorted(decision.saved), sorted(decision.offloaded))
     if not decision.products:
         return by_name
 

@@ -49,9 +49,8 @@ _UNSUITED_WAYS, _UNSUITED = ("save_qkv_proj",), 1.3
 #: is not searched again, and the batch is only cut if nothing fits.
 _MORE_OPS = 20_000
 
-#: The most microbatches that are tried, and by how much their number grows.
+#: The most microbatches that are tried.
 _MOST_MICROBATCHES = 64
-_POWERS = (2, 4, 8, 16, 32, 64)
 
 #: The share of the limit that a policy may leave free before another one is tried; and the share
 #: that is left free after one did not fit.
@@ -253,12 +252,10 @@ class _JointSearch:
         held = best.after.argument_bytes
         beside, room = self._policies.best(math.inf).needed_bytes - held, best.memory_bytes - held
         choices: dict[int, SurveyedChoice] = {}
-        for parts in _POWERS:
-            if parts * best.microbatches > _MOST_MICROBATCHES:
-                break
+        parts = 1
+        while parts * room < beside and 2 * parts * best.microbatches <= _MOST_MICROBATCHES:
+            parts *= 2
             choices[parts] = self._policies.best(held + parts * room)
-            if beside <= parts * room:
-                break
         shortest = min(choices, key=lambda parts: choices[parts].step_seconds, default=0)
         return [
             (parts * best.microbatches, choice.policy)

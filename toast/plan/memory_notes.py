@@ -22,7 +22,7 @@ from toast.program import (
     Spec,
     element_bytes,
 )
-from toast.program.memory_policy import CHOICES, UNNAMED
+from toast.program.memory_policy import CHOICES, DONE, UNNAMED
 from toast.units import listed, size_text
 
 #: The most names that a note lists for a choice.
@@ -33,8 +33,6 @@ _SAME = 1e-3
 
 #: Parts of the line for a plan alone.
 _SPENT, _FREED = "recomputation takes", "less waits on the device for the backward pass"
-
-_DONE: dict[Choice, str] = {"recompute": "recomputed", "offload": "offloaded", "keep": "kept"}
 
 
 def memory_notes(plan: Plan) -> list[str]:
@@ -55,7 +53,7 @@ def memory_notes(plan: Plan) -> list[str]:
         parts = []
         for choice in ("recompute", "offload", "keep"):
             if shown := _names(block, decision, choice, sizes):
-                parts.append(f"{_DONE[choice]}: {listed(shown, _NAMED)}")
+                parts.append(f"{DONE[choice]}: {listed(shown, _NAMED)}")
         if len(parts) == 1 and parts[0].startswith("kept"):
             parts = ["everything is kept"]
         if gathered := decision.gathered:

@@ -23,8 +23,10 @@ from toast.units import listed
 Choice = Literal["keep", "recompute", "offload"]
 CHOICES: tuple[Choice, ...] = ("keep", "recompute", "offload")
 
-#: The same as what was done.
-_DONE: dict[str, str] = {"keep": "kept", "recompute": "recomputed", "offload": "offloaded"}
+#: What a policy does with values, as what was done.
+DONE: dict[str, str] = {
+    "keep": "kept", "recompute": "recomputed", "offload": "offloaded", "gathered": "gathered",
+}  # fmt: skip
 
 #: The words of the text of a policy.
 _WORDS = (*CHOICES, "gathered")
@@ -409,8 +411,7 @@ class MemoryPolicy:
                 names["recompute"] = [UNNAMED, *names["recompute"]]
             entries.append(BlockPolicy(block.name, **{w: tuple(n) for w, n in names.items()}))
         if not before:
-            done = {**_DONE, "gathered": "gathered"}[choice]
-            raise TargetError(f"{asked}: the plan has {', '.join(patterns)} {done} already")
+            raise TargetError(f"{asked}: the plan has {', '.join(patterns)} {DONE[choice]} already")
         return MemoryPolicy(tuple(entries)), tuple(before)
 
     def to_dict(self) -> dict[str, dict[str, list[str]]]:

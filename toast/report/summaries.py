@@ -85,7 +85,8 @@ def plan_tables(plan: Plan, *, remedies: bool = True) -> RenderableType:
     )
     how = f"Search: {plan.states} states priced, {len(plan.rounds)} rounds, seed {plan.seed}"
     # What it takes to fit is at the end, in words of the command line.
-    notes = [note for note in plan.note.splitlines() if plan.fits or note != misfit_note(plan)]
+    missing = misfit_note(plan)
+    notes = [note for note in plan.note.splitlines() if note != missing]
     if plan.method != "toast":
         how = f"Method: {', '.join([plan.method, *notes])}"
         notes = []
