@@ -76,7 +76,7 @@ def test_a_plan_has_its_policy() -> None:
     assert policy.of("layer").recompute == ("hidden",)
     assert plan("minimal").note.splitlines()[:2] == [
         f"remat minimal, {LAYERS} runs of layer; recomputed: hidden; kept: hidden.dot_general",
-        "recomputation takes about 16 % of the step, and at most 256 MiB less waits on the device "
+        "recomputation takes about 7.3 % of the step, and at most 256 MiB less waits on the device "
         "for the backward pass",
     ]
 
@@ -115,7 +115,8 @@ def test_offloaded_values_leave_the_device() -> None:
 
 def test_auto_takes_the_best_policy() -> None:
     best = plan("auto")
-    assert best.after.step_seconds == min(p.after.step_seconds for p in map(plan, ("none", "full")))
+    presets = map(plan, ("none", "minimal", "full"))
+    assert best.after.step_seconds == min(each.after.step_seconds for each in presets)
     assert best.note.startswith("remat=auto chose the first of ")
     peak = plan("minimal").after.peak_bytes * 1.01
     small = plan("auto", memory_bytes=peak)
@@ -168,7 +169,7 @@ def test_what_is_not_traced_has_no_policy() -> None:
 
 def test_notes_say_what_is_recomputed_first() -> None:
     (full,) = (line for line in plan("full").note.splitlines() if line.startswith("remat"))
-    assert full == "remat full, 4 runs of layer; recomputed: hidden.dot_general, hidden"
+    assert full == "remat full, 4 runs of layer; recomputed: hidden"
     assert plan("none").note.splitlines()[0] == "remat none, 4 runs of layer; everything is kept"
     moved = plan("layer: offload=hidden.dot_general,x").note.splitlines()
     assert "; offloaded: hidden.dot_general, x" in moved[0]

@@ -13,6 +13,7 @@ import dataclasses
 import numpy as np
 
 from toast.cost.entities import Bools
+from toast.cost.program_loops import LoopOps, loops_around
 from toast.graphs import components
 from toast.program import Program
 
@@ -83,6 +84,43 @@ def round_trips(program: Program) -> list[tuple[int, int]]:
         if memories[signature] not in ("", "device") and program.repeats[before] == 1:
             trips.append((before, number))
     return trips
+
+
+def moved_in_loops(program: Program) -> list[tuple[int, int, int]]:
+    """Values of the device that loops move to the host or back: each with its first and last op.
+
+    XLA for TPUs sends what one iteration has computed beside the next one, and what the last one
+    has until the loop that fetches it, which fetches beside each iteration what the next one needs.
+    """
+    memories = [_memory(program, number) for number in range(len(program.signatures))]
+    if not any(memories):
+        return []
+    loops = loops_around(program)
+    moves = [
+        (program.ops[number], memory == "device", loop)
+        for number, op in enumerate(program.ops)
+        if (memory := memories[op.signature]) and (loop := loops[number]) is not None
+    ]
+    fetching = [loop.begin for loop in fetching_loops(program)]
+    found: list[tuple[int, int, int]] = []
+    for op, fetched, loop in moves:
+        value = (op.results if fetched else op.operands)[0]
+        if program.makers[value] > loop.last_carry:
+            later = [begin for begin in fetching if begin > loop.end and not fetched]
+            found.append((value, loop.last_carry + 1, min(later, default=loop.end)))
+    return found
+
+
+def fetching_loops(program: Program) -> list[LoopOps]:
+    """The loops that move values from the host to the device."""
+    memories = [_memory(program, number) for number in range(len(program.signatures))]
+    if "device" not in memories:
+        return []
+    loops = loops_around(program)
+    return [*dict.fromkeys(
+        loop for op, loop in zip(program.ops, loops, strict=True)
+        if loop is not None and memories[op.signature] == "device"
+    )]  # fmt: skip
 
 
 def _memory(program: Program, signature: int) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
-from toast.cost.host_memory import round_trips
+from toast.cost.host_memory import moved_in_loops, round_trips
 from toast.cost.kernel_kinds import kernel_kinds, of_vectors
 from toast.cost.overwriting import overwriting
 from toast.cost.program_loops import loops_of
@@ -389,6 +389,9 @@ def liveness(
         for sent, fetched in round_trips(program):
             use_end[use_op == sent] = fetched
     np.maximum.at(end, use_value, use_end)
+    if lanes > 1:
+        for value, begin, until in moved_in_loops(program):
+            start[value], end[value] = min(start[value], begin), max(end[value], until)
     for value in repeated:  # as late as possible
         start[value] = end[value]
     # What a loop reads from outside stays until its last iteration.

@@ -104,6 +104,7 @@ class _Weighed:
     copied: Floats  # [P, R] share of the copies of arguments that does
     passes: Floats  # [P, R] how often values of residuals go through memory
     moved: Floats  # [P, R] share of residuals that moves to the host
+    unnamed: Floats  # [P, U] whether values without names wait
 
 
 class PolicyModel(CostModel):
@@ -200,6 +201,7 @@ class PolicyMemo(Memo):
         self._live = _up_to(tables.growth, self._moments)
         self._waiting = self._policies.waiting[:, self._moments]
         self._fetched = self._policies.fetched[:, self._moments]
+        self._unnamed = self._policies.unnamed_waiting[:, self._moments]
         self._rows_of = np.full(len(tables.values), -1, dtype=np.int64)
         self._rows_of[self._policies.classes] = np.arange(len(self._policies.classes))
         self._op_rows = {
@@ -252,7 +254,10 @@ class PolicyMemo(Memo):
         passes += _SLICED * t.runs * t.sliced
         parts = np.asarray(some.reshape(len(some), 3 * len(t.classes)), dtype=np.float32)
         shared, moved = (each.astype(np.float64) for each in (choices.shared, choices.move))
-        return _Weighed(parts, left.dead, left.bins, t.held(choices), shared, passes, moved)
+        unnamed = choices.bare[:, t.unnamed_like].astype(np.float64)
+        return _Weighed(
+            parts, left.dead, left.bins, t.held(choices), shared, passes, moved, unnamed
+        )
 
     # -- the family --------------------------------------------------------------------------
 
@@ -357,6 +362,9 @@ class PolicyMemo(Memo):
         live = every[..., width + 1 :]
         live += (size[:, None] * policies.held + copied[:, None] * policies.copied) @ self._waiting
         live += (size[:, None] * policies.moved) @ self._fetched
+        if policies.unnamed.any():
+            rows = self._row.array[numbers[:, t.classes[t.unnamed_place]]]
+            live += (self._size.array[rows][:, None, :, 0] * policies.unnamed) @ self._unnamed
         resident = np.repeat(every[:, 0, width], many)
         flat = every.reshape(count * many, -1)
         step, spent = flat[:, : len(StepPart)].T, flat[:, len(StepPart) : width]

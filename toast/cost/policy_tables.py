@@ -8,6 +8,7 @@ last in the backward one.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 import functools
@@ -102,6 +103,12 @@ class PolicyTables:
     #: ``[R]`` whether its values stay on the device although they move to the host: XLA for TPUs
     #: moves those that are not in a loop just before it moves them back.
     stays: Bools
+    #: ``[U]`` values without names that wait for the backward pass in a program without blocks: the
+    #: places of their classes among ``A``, and a residual of the block of each.
+    unnamed_place: Ints
+    unnamed_like: Ints
+    #: ``[U, moments]`` how many of them are in memory then.
+    unnamed_waiting: Floats
 
     @functools.cached_property
     def is_input(self) -> Bools:
@@ -218,7 +225,9 @@ def policy_tables(
     backward, use_rows, pair_rows = _without_nodes(tables, tables.use_class[~by_node])
     products = np.flatnonzero((tables.ops.flops > 0)[space.classes.of_op])
     works = np.isin(found.ops, products)
-    passes, bare_passes, stored, waiting, fetched = _kept_values(space, tables, found)
+    lives = _Lifetimes(space, tables)
+    passes, bare_passes, stored, waiting, fetched = _kept_values(lives, tables, found, lanes)
+    unnamed, unnamed_like, unnamed_waiting = _unnamed_values(lives, found)
     stays = np.array([lanes > 1 and r.apart for r in found.named], dtype=bool)
     fetched[stays] = 0.0
     return PolicyTables(
@@ -255,6 +264,9 @@ def policy_tables(
         waiting=waiting,
         fetched=fetched,
         stays=stays,
+        unnamed_place=place_of[tables.value_class[unnamed]],
+        unnamed_like=unnamed_like,
+        unnamed_waiting=unnamed_waiting,
     )  # fmt: skip
 
 
@@ -322,23 +334,34 @@ def _without_nodes(tables: Tables, left: Ints) -> tuple[Tables, Ints, Ints]:
     return fewer, use_rows, pair_rows
 
 
+class _Lifetimes:
+    """When the values of a survey are in memory, by op.
+
+    ``end`` is the op at which a stored value is freed, -1 for others; ``last`` is after the last op
+    that uses a value; ``moment_op`` is as in :func:`_moment_ops`.
+    """
+
+    def __init__(self, space: Space, tables: Tables) -> None:
+        self.program, names = space.analysis.program, space.analysis.names
+        program, events, block = self.program, tables.events, tables.columns["values"]
+        freed = (events.column >= block.start) & (events.column < block.stop) & (events.sign < 0)
+        self.end: Ints = np.full(len(program.values), -1, dtype=np.int64)
+        self.end[events.value[freed]] = events.op[freed]
+        for kind, op in zip(program.kinds, program.ops, strict=True):
+            if kind == _NAME and op.results:  # a name is in the buffer of what it names
+                value = op.results[0]
+                self.end[[*op.results]] = max(self.end[value], self.end[op.operands[0]])
+        self.last: Ints = np.array(program.makers, dtype=np.int64) + 1
+        np.maximum.at(self.last, names.use_value, names.use_op + 1)  # operands come first
+        self.moment_op = _moment_ops(tables)
+        self.loops = _Loops(program)
+
+
 def _kept_values(
-    space: Space, tables: Tables, found: Residuals
+    lives: _Lifetimes, tables: Tables, found: Residuals, lanes: int
 ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
     """The columns ``passes``, ``bare_passes``, ``stored``, ``waiting`` and ``fetched``."""
-    program, events, block = space.analysis.program, tables.events, tables.columns["values"]
-    of_values = (events.column >= block.start) & (events.column < block.stop)
-    end = np.full(len(program.values), -1, dtype=np.int64)
-    freed = of_values & (events.sign < 0)
-    end[events.value[freed]] = events.op[freed]
-    for kind, op in zip(program.kinds, program.ops, strict=True):
-        if kind == _NAME and op.results:  # a name is in the buffer of what it names
-            end[list(op.results)] = np.maximum(end[op.results[0]], end[op.operands[0]])
-    names = space.analysis.names
-    last = np.array(program.makers, dtype=np.int64) + 1
-    np.maximum.at(last, names.use_value, names.use_op + 1)  # operands come first
-    moment_op = _moment_ops(tables)
-    loops = _Loops(program)
+    program, end, last, moment_op = lives.program, lives.end, lives.last, lives.moment_op
     passes, bare, stored = np.zeros((3, len(found.named)))
     waiting, fetched = np.zeros((2, len(found.named), len(moment_op)))
     for number, residual in enumerate(found.named):
@@ -346,7 +369,7 @@ def _kept_values(
         for before, after, part in pairs:
             one, two = program.values[before].op, program.values[after].op
             times = program.repeats[one] * part
-            begin, stop, stacked = loops.between(one, two)
+            begin, stop, stacked = lives.loops.between(one, two)
             written, read = end[before] >= 0, end[after] >= 0
             share = part / sum(residual.shares)
             if not stacked:
@@ -364,10 +387,55 @@ def _kept_values(
             passes[number] += (fresh if stacked else write + fetch) * times
             bare[number] += fresh * (share > 0) * times
             stored[number] += share
-            here = np.searchsorted(moment_op, [begin, stop, two, max(end[after], last[after])])
+            fetch_ops = two, max(end[after], last[after])
+            if stacked and lanes > 1:  # as in toast.cost.host_memory.moved_in_loops
+                fetch_ops = begin, stop
+            here = np.searchsorted(moment_op, [begin, stop, *fetch_ops])
             waiting[number, here[0] : here[1]] += (stacked or 1) * part
             fetched[number, here[2] : here[3]] += part
     return passes, bare, stored, waiting, fetched
+
+
+def _unnamed_values(lives: _Lifetimes, found: Residuals) -> tuple[Ints, Ints, Floats]:
+    """Values ``[U]`` of the columns ``unnamed_place``, and the other columns of these.
+
+    A kernel of the backward pass reads such a value, but what follows from it has the name: scores
+    of attention, beside their exponentials.  The survey computes them again; a program without
+    blocks has them from the forward pass.
+    """
+    program = lives.program
+    inside = {*found.ops.tolist()}
+    named = {value for residual in found.named for value in residual.again}
+    # The ops of named values of both passes, by block: what lies between them is in the same run.
+    pairs: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
+    for block, residual in zip(found.residual_block.tolist(), found.named, strict=True):
+        pairs[block] += [
+            (program.values[after].op, program.values[before].op)
+            for before, after in zip(residual.forward, residual.again, strict=True)
+            if not residual.is_input
+        ]
+    like = {block: number for number, block in enumerate(found.residual_block.tolist())}
+    ends = {block: sorted(each) for block, each in pairs.items()}
+    waits: list[tuple[int, int, Floats]] = []
+    for op, node, share in zip(
+        found.ops.tolist(), found.nodes.tolist(), found.shares.tolist(), strict=True
+    ):  # fmt: skip
+        block = int(found.node_block[node])
+        for value in program.ops[op].results:
+            end = int(lives.end[value])
+            if end < 0 or end - 1 in inside or value in named or block not in ends:
+                continue
+            near = bisect.bisect_left(ends[block], (op, -1))
+            forward = ends[block][min(near, len(ends[block]) - 1)][1]
+            if lives.loops.between(forward, op)[2]:  # a loop only stacks what has a name
+                continue
+            here = np.searchsorted(lives.moment_op, [forward, op])
+            waiting = np.zeros(len(lives.moment_op))
+            waiting[here[0] : here[1]] = share
+            waits.append((value, like[block], waiting))
+    moments = np.array([waiting for *_, waiting in waits]).reshape(-1, len(lives.moment_op))
+    values, residuals = np.array([each[:2] for each in waits], dtype=np.int64).reshape(-1, 2).T
+    return values, residuals, moments
 
 
 def _moment_ops(tables: Tables) -> Ints:

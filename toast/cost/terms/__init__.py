@@ -41,6 +41,7 @@ from toast.cost.terms.kernels import (
     Transcendentals,
     Writes,
 )
+from toast.cost.terms.stack_copies import StackCopies
 from toast.cost.terms.term import LocalTerm, OrderedTerm, StepPart, Term, Traffic, check
 from toast.cost.terms.traffic import (
     ConditionGathers,
@@ -71,7 +72,7 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), LookupCopies(),
     SharedCopies(), WholeSums(), MergedSums(), HaloOperands(), SecondBuffers(), PartedOperands(),
     DelayedOperands(), ImagesInLanes(), WaitingOperands(), ImagesInBands(), SlicedSelections(),
-    AddedOperands(), AddedResults(), RoundedStacks(), Workspaces(), RingBuffers(),
+    AddedOperands(), AddedResults(), RoundedStacks(), StackCopies(), Workspaces(), RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums and of gathers.
