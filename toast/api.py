@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import numbers
 import pathlib
@@ -302,6 +303,7 @@ def plan(
     lowering: Any = "xla",
     remat: Any = None,
     microbatches: Any = None,
+    confirm: Any = False,
     **keywords: Any,
 ) -> Plan:
     """Searches for the best sharding of a program.
@@ -349,8 +351,12 @@ def plan(
         returned.
     :param microbatches: as for :func:`program_of`.  Without a number, ``remat="auto"`` chooses one
         if nothing fits without, or if that takes less time than to recompute.
+    :param confirm: whether XLA's TPU compiler confirms that the plan fits, which needs ``libtpu``
+        but no TPU.  If it needs more memory than there is, the program is planned again within
+        less (:func:`toast.evaluation.confirmed.confirmed_plan`).  A value that is not a truth value
+        is an argument of the function.
     :raises toast.errors.HardwareError: if ``remat`` offloads to the host, and the hardware has no
-        link to one.
+        link to one; or if it has no compiler that could ``confirm`` the plan.
     :raises toast.errors.MeshError: if an axis of the mesh divides no dimension, or the system is
         smaller than the mesh.
     :raises toast.errors.PinError: if a constraint cannot hold.
@@ -383,6 +389,22 @@ def plan(
     stages = check_stages(stages, 2 if executor else settings.processes)
     saved = None if start is None else read(start)
     _check_memory_options(remat, microbatches)
+    if not isinstance(confirm, bool):
+        keywords, confirm = {**keywords, "confirm": confirm}, False
+    again = functools.partial(
+        plan, target, *arguments, mesh=mesh, devices=devices, hardware=machine, donate=donate,
+        platform=platform, trip_counts=trip_counts, rules=rules, memory_bytes=memory_bytes,
+        safety=safety, overlap=overlap, constraints=constraints, resolution=resolution,
+        uneven=uneven, start=start, settings=settings, stages=stages, progress=progress,
+        executor=executor, cache=cache, lowering=lowering, remat=remat, microbatches=microbatches,
+        **keywords,
+    )  # fmt: skip
+    if confirm:
+        from toast.evaluation.confirmed import confirmed_plan
+
+        return confirmed_plan(
+            lambda within: again(memory_bytes=within), machine, memory_bytes, progress
+        )
     if remat == "auto" and not isinstance(target, Analysis):
         if not _traces(target):
             raise TargetError(_untraced("remat", "auto", target))
@@ -394,13 +416,9 @@ def plan(
             policy: str | MemoryPolicy, /, start: Plan | None = None,
             microbatches: int | None = None,
         ) -> Plan:  # fmt: skip
-            return plan(
-                target, *arguments, mesh=mesh, devices=devices, hardware=machine, donate=donate,
-                platform=platform, trip_counts=trip_counts, rules=rules,
-                memory_bytes=memory_bytes, safety=safety, overlap=overlap, constraints=constraints,
-                resolution=resolution, uneven=uneven, start=start or own_start, settings=settings,
-                stages=stages, progress=progress, cache=cache, lowering=lowering, remat=policy,
-                microbatches=microbatches or own_count, **keywords,
+            return again(
+                remat=policy, start=start or own_start, microbatches=microbatches or own_count,
+                executor=None,
             )  # fmt: skip
 
         with blas_in_one_thread():

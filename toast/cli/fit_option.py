@@ -23,9 +23,10 @@ def check_single(**options: Any) -> None:
     """Refuses options that are for one plan; raises :class:`toast.errors.PlanError`."""
     for name, value in options.items():
         if value is not None:
+            given = f"--{name}" if value is True else f"--{name} {value}"
             raise PlanError(
-                f"--{name} {value}: is for one plan, and --fit makes several; remove it, and plan "
-                "a row of the table"
+                f"{given}: is for one plan, and --fit makes several; remove it, and plan a row of "
+                "the table"
             )
 
 

@@ -174,6 +174,15 @@ def plan(
             "Each row of --json has the command that makes its plan.",
         ),
     ] = None,
+    confirm: Annotated[
+        bool,
+        typer.Option(
+            "--confirm",
+            help="Ask XLA's TPU compiler whether the plan fits, and plan again within less memory "
+            "until it does; needs libtpu, but no TPU.",
+            show_default=False,
+        ),
+    ] = False,
     strict: StrictOption = False,
     json_file: JsonOption = None,
     output: OutputOption = None,
@@ -212,7 +221,9 @@ def plan(
     sizing = fit_option.Sizing(source, machine, lowering.value, settings, options, words)
     memory_bytes = None if memory is None else memory * 2**30
     if fit is not None:
-        fit_option.check_single(start=start, output=output, report=html, trace=trace)
+        fit_option.check_single(
+            start=start, output=output, report=html, trace=trace, confirm=confirm or None
+        )
         check_writable((json_file,), PlanError)
         answer = sizing.answer(fit, mesh, devices, memory_bytes)
         if json_file:
@@ -225,7 +236,7 @@ def plan(
         return
     inputs.candidate_meshes(mesh, devices, machine)  # raises errors before the long work
     check_writable((json_file, output, html, trace), PlanError)
-    begin = start
+    begin, within = start, memory_bytes
 
     def planned(
         policy: str | MemoryPolicy | None, start: Plan | None = None,
@@ -239,7 +250,7 @@ def plan(
             mesh=mesh,
             devices=devices,
             hardware=machine,
-            memory_bytes=memory_bytes,
+            memory_bytes=within,
             start=start or begin,
             settings=settings,
             progress=show,
@@ -247,11 +258,20 @@ def plan(
         )
         return dataclasses.replace(result, origin=chosen.origin(hardware))
 
-    with progress() as show:
+    def planned_within(limit: float | None) -> Plan:
+        nonlocal within
+        within = limit
         if source.remat == "auto":
-            result = joint_plan(planned, show, may_cut_batch=source.microbatches is None)
+            return joint_plan(planned, show, may_cut_batch=source.microbatches is None)
+        return planned(source.remat)
+
+    with progress() as show:
+        if confirm:
+            from toast.evaluation.confirmed import confirmed_plan
+
+            result = confirmed_plan(planned_within, machine, memory_bytes, show)
         else:
-            result = planned(source.remat)
+            result = planned_within(memory_bytes)
     warn(report.missing_rules(result.analysis, noted=result.note))
     texts: dict[str | pathlib.Path, str] = {}
     if json_file:

@@ -1,8 +1,8 @@
 """Copies of the stacks that a loop reads beside values from the memory of the host.
 
 Such a loop fetches for the next iteration, so that XLA for TPUs runs one iteration outside of it.
-That one reads the stacks of activations in another layout than those inside: with the width in the
-lanes, where the loop has the longer sequence.  XLA copies a stack as a whole before the loop.
+Norms add up the width of a layer's input.  If the sequence is longer, it is in the lanes of tiles
+inside the loop, but the width is outside of it.  XLA copies the whole stack before the loop.
 """
 
 from __future__ import annotations
@@ -14,10 +14,15 @@ from toast.cost.host_memory import fetching_loops
 from toast.cost.layout import Layout
 from toast.cost.liveness import Lifetimes, LiveRanges
 from toast.cost.terms.term import Term
+from toast.program import Program
+from toast.space import PRODUCTS
 
-#: The share of such stacks that are copied.  In compiled programs, all were if parameters were
+#: The share of such stacks that are copied.  In compiled programs, most were if parameters were
 #: sharded over all devices, and none if a device had a part of the heads.
 _COPIED = 0.5
+
+#: Ops between a slice of the stack and the sum of a norm, at most.
+_MOST_OPS = 12
 
 #: The dimension of the sequence: that of iterations and that of the batch come before.
 _SEQUENCE = 2
@@ -41,6 +46,7 @@ class StackCopies(Term):
                     and shape[_SEQUENCE] >= shape[-1]
                     and ranges.live.exists[value] and not ranges.host[value]
                     and ranges.size[value] > ranges.floor
+                    and _is_normed(program, program.ops[op].results[0])
                 ):  # fmt: skip
                     rows[value, loop.begin] = loop.end + 1
         if not rows:
@@ -52,6 +58,24 @@ class StackCopies(Term):
     def bytes(self, layout: Layout) -> Floats:
         share = _COPIED if layout.machine.hardware.lanes > 1 else 0.0
         return np.asarray(layout.value_memory * share)
+
+
+def _is_normed(program: Program, value: int) -> bool:
+    """Whether elementwise ops lead from a value to a sum over its last dimension."""
+    width = program.values[value].type.shape[-1]
+    seen, pending = {value}, [(value, 0)]
+    while pending:
+        here, ops = pending.pop()
+        for op in program.users[here]:
+            kind, result = program.kinds[op], next(iter(program.ops[op].results), here)
+            shape = program.values[result].type.shape
+            if kind == "reduce" and program.values[here].type.shape == (*shape, width):
+                return True
+            passed = kind != "reduce" and kind not in PRODUCTS and shape[-1:] == (width,)
+            if passed and result not in seen and ops < _MOST_OPS:
+                seen.add(result)
+                pending.append((result, ops + 1))
+    return False
 
 
 __all__ = ["StackCopies"]
