@@ -220,3 +220,21 @@ def test_lowered_programs_have_no_joint_plan() -> None:
     lowered = jax.jit(jax.grad(lambda x: (x**2).sum())).lower(x)
     with pytest.raises(toast.ToastError, match="remat='auto': needs a function"):
         toast.plan(lowered, mesh="d=2", hardware="tpu-v5e", remat="auto")
+
+
+def test_a_policy_of_a_mark_counts_outside_of_plans() -> None:
+    nothing = jax.checkpoint_policies.nothing_saveable
+
+    def marked(weights: Any, x: Any) -> Any:
+        one = toast.checkpoint(lambda x, w: jnp.sin(x @ w), name="own", policy=nothing)
+        return jnp.mean(one(one(x, weights[0]), weights[1]))
+
+    shapes = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 2
+    planned = toast.plan(
+        jax.grad(marked), shapes, jax.ShapeDtypeStruct((256, 64), jnp.float32), mesh="data=2",
+        hardware="tpu-v5e", remat="none", settings=SETTINGS,
+    )  # fmt: skip
+    assert planned.note.splitlines()[0] == (
+        "remat none, 2 runs of own; everything is kept; toast.checkpoint(policy=) counts outside "
+        "of plans only"
+    )

@@ -20,6 +20,7 @@ from toast.frontend.residual_names import (
     named_block,
 )
 from toast.program import Block, BlockPolicy, RunRange, residual_label
+from toast.program.memory_policy import MARKED, MARKED_WITH_POLICY
 
 
 def checkpoint(
@@ -38,7 +39,8 @@ def checkpoint(
 
     :param layer: a function of arrays.  Without it, the result is a decorator.
     :param name: the name of the block in policies; by default that of the function.
-    :param policy: as in ``jax.checkpoint``, outside of plans.
+    :param policy: as in ``jax.checkpoint``, outside of plans; a note of a plan says that its own
+        policy decides instead.
     :param prevent_cse: as in ``jax.checkpoint``; plans have no barrier in loops of scans.
     :param static_argnums: as in ``jax.checkpoint``.
 
@@ -85,8 +87,9 @@ def checkpoint(
         with memory_tracing.inside(trace):
             closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
         found = policed(
-            trace, closed, block, labels, prevent_cse=prevent_cse, origin="toast.checkpoint"
-        )
+            trace, closed, block, labels, prevent_cse=prevent_cse,
+            origin=MARKED if policy is None else MARKED_WITH_POLICY,
+        )  # fmt: skip
         run = jax.extend.core.jaxpr_as_fun(closed) if found is None else found.run(marked=True)
         return jax.tree.structure(shapes).unflatten(run(*leaves))
 

@@ -22,7 +22,7 @@ from toast.program import (
     Spec,
     element_bytes,
 )
-from toast.program.memory_policy import CHOICES, DONE, UNNAMED
+from toast.program.memory_policy import CHOICES, DONE, MARKED_WITH_POLICY, UNNAMED
 from toast.units import listed, size_text
 
 #: The most names that a note lists for a choice.
@@ -58,6 +58,8 @@ def memory_notes(plan: Plan) -> list[str]:
             parts = ["everything is kept"]
         if gathered := decision.gathered:
             parts.append(f"uses copies of {listed(gathered, _NAMED)} again")
+        if block.origin == MARKED_WITH_POLICY:
+            parts.append("toast.checkpoint(policy=) counts outside of plans only")
         runs = _runs_text(block, memory.blocks)
         notes.append(f"{label}, {runs}; {'; '.join(parts) or 'nothing is kept'}")
     if effect := gross_effect(plan):

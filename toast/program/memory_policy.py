@@ -77,6 +77,9 @@ UNNAMED = "@unnamed"
 #: The alias of the argument of a block that one layer passes to the next.
 LAYER_INPUT = "layer_input"
 
+#: The origins of blocks that the program marks: without a policy of its own, and with one.
+MARKED, MARKED_WITH_POLICY = "toast.checkpoint", "toast.checkpoint(policy=)"
+
 
 @dataclasses.dataclass(frozen=True)
 class Residual:
@@ -109,8 +112,8 @@ class Block:
     residuals: tuple[Residual, ...]
     #: How often it runs in a step: the length of its scan, or the number of its calls.
     runs: int = 1
-    #: ``toast.checkpoint``, ``scan`` or ``repeated``.
-    origin: str = "toast.checkpoint"
+    #: ``toast.checkpoint``, ``toast.checkpoint(policy=)``, ``scan`` or ``repeated``.
+    origin: str = MARKED
 
     def __post_init__(self) -> None:
         if any(residual.alias in self.names for residual in self.residuals):

@@ -82,7 +82,9 @@ class BlockEntry(_Entry, frozen=True, kw_only=True):
     name: str
     residuals: tuple[ResidualEntry, ...]
     runs: Annotated[Several, Meta(description="How often it runs in a step.")]
-    origin: Annotated[str, Meta(description="toast.checkpoint, scan or repeated.")]
+    origin: Annotated[
+        str, Meta(description="toast.checkpoint, toast.checkpoint(policy=), scan or repeated.")
+    ]
 
 
 class DecisionEntry(_Entry, frozen=True, kw_only=True):
