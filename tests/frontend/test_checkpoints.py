@@ -459,3 +459,37 @@ def test_blocks_take_and_return_keys_of_random_numbers(marked: bool) -> None:
     assert program.memory
     (found,) = program.memory.blocks
     assert [r.name for r in found.residuals if r.alias == "layer_input"]
+
+
+@pytest.mark.parametrize("layers", [2, 3, 8])
+@pytest.mark.parametrize("longer", [False, True])
+def test_layers_may_have_several_products_alike(layers: int, longer: bool) -> None:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for first, second in params:
+            hidden = jnp.tanh(x @ first)
+            x = x + (jnp.cos(jnp.sin(hidden) @ second) if longer else hidden @ second)
+        return jnp.mean(x**2)
+
+    square = jax.ShapeDtypeStruct((32, 32), jnp.float32)
+    program = toast.api.program_of(jax.grad(loss), [(square, square)] * layers, square, remat="full")
+    assert program.memory is not None
+    (block,) = program.memory.blocks
+    assert block.runs == layers
+
+
+def test_blocks_of_two_convolutions_alike_are_found() -> None:
+    def convolved(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for first, second in params:
+            x = x + convolved(jax.nn.relu(convolved(x, first)), second)
+        return jnp.mean(x**2)
+
+    kernel = jax.ShapeDtypeStruct((3, 3, 8, 8), jnp.float32)
+    images = jax.ShapeDtypeStruct((4, 16, 16, 8), jnp.float32)
+    program = toast.api.program_of(jax.grad(loss), [(kernel, kernel)] * 4, images, remat="full")
+    assert program.memory is not None
+    assert [block.runs for block in program.memory.blocks] == [4]

@@ -91,36 +91,44 @@ def moved_in_loops(program: Program) -> list[tuple[int, int, int]]:
 
     XLA for TPUs sends what one iteration has computed beside the next one, and what the last one
     has until the loop that fetches it, which fetches beside each iteration what the next one needs.
+    A loop that does both moves nothing for another one.
     """
-    memories = [_memory(program, number) for number in range(len(program.signatures))]
-    if not any(memories):
-        return []
-    loops = loops_around(program)
-    moves = [
-        (program.ops[number], memory == "device", loop)
-        for number, op in enumerate(program.ops)
-        if (memory := memories[op.signature]) and (loop := loops[number]) is not None
-    ]
-    fetching = [loop.begin for loop in fetching_loops(program)]
+    moves = _moves_in_loops(program)
+    fetching = fetching_loops(program)
+    sending = {loop for _, fetched, loop in moves if not fetched}
     found: list[tuple[int, int, int]] = []
     for op, fetched, loop in moves:
-        value = (op.results if fetched else op.operands)[0]
-        if program.makers[value] > loop.last_carry:
-            later = [begin for begin in fetching if begin > loop.end and not fetched]
-            found.append((value, loop.last_carry + 1, min(later, default=loop.end)))
+        value = (program.ops[op].results if fetched else program.ops[op].operands)[0]
+        begin, end = loop.last_carry + 1, loop.end
+        later = [other.begin for other in fetching if other.begin > end]
+        if program.makers[value] < begin:
+            continue
+        if fetched and loop not in sending:
+            found.append((value, begin, end))
+        elif not fetched and later:
+            found.append((value, begin, min(later)))
     return found
 
 
 def fetching_loops(program: Program) -> list[LoopOps]:
-    """The loops that move values from the host to the device."""
+    """The loops that move values from the host to the device, and none to the host."""
+    moves = _moves_in_loops(program)
+    sending = {loop for _, fetched, loop in moves if not fetched}
+    fetching = dict.fromkeys(loop for _, fetched, loop in moves if fetched)
+    return [loop for loop in fetching if loop not in sending]
+
+
+def _moves_in_loops(program: Program) -> list[tuple[int, bool, LoopOps]]:
+    """Ops in loops that state a memory: whether it is that of the device, and the loop."""
     memories = [_memory(program, number) for number in range(len(program.signatures))]
-    if "device" not in memories:
+    if not any(memories):
         return []
     loops = loops_around(program)
-    return [*dict.fromkeys(
-        loop for op, loop in zip(program.ops, loops, strict=True)
-        if loop is not None and memories[op.signature] == "device"
-    )]  # fmt: skip
+    return [
+        (number, memory == "device", loop)
+        for number, op in enumerate(program.ops)
+        if (memory := memories[op.signature]) and (loop := loops[number]) is not None
+    ]
 
 
 def _memory(program: Program, signature: int) -> str:

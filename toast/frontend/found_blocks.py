@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -247,6 +247,9 @@ def _is_loop(length: int, unroll: int) -> bool:
 #: Fewer equations are no layer.
 _SMALLEST_LAYER = 4
 
+#: So many products of a layer may be alike, and so many distances between such ones are tried.
+_MOST_ALIKE, _MOST_PERIODS = 16, 200
+
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
@@ -286,9 +289,8 @@ def _longest_run(tokens: npt.NDArray[np.int64], heavy: npt.NDArray[np.bool_]) ->
     places: dict[int, list[int]] = {}
     for place in np.flatnonzero(heavy).tolist():
         places.setdefault(int(tokens[place]), []).append(place)
-    periods = {b - a for same in places.values() for a, b in itertools.pairwise(same)}
     best: _Run | None = None
-    for period in sorted(period for period in periods if period >= _SMALLEST_LAYER):
+    for period in sorted(_periods(places.values())):
         equal = np.concatenate([[False], tokens[:-period] == tokens[period:], [False]])
         edges = np.flatnonzero(equal[1:] != equal[:-1])
         for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
@@ -299,6 +301,23 @@ def _longest_run(tokens: npt.NDArray[np.int64], heavy: npt.NDArray[np.bool_]) ->
             if best is None or run.period * run.count > 1.1 * best.period * best.count:
                 best = run
     return best
+
+
+def _periods(places: Iterable[Sequence[int]]) -> set[int]:
+    """Numbers of equations that a layer may have: distances of equal products.
+
+    ``places`` are those of equal ones.  A layer may have several that are alike, so that distances
+    of the second next and of later ones count as well: of these, the most common.
+    """
+    periods: set[int] = set()
+    farther: collections.Counter[int] = collections.Counter()
+    for same in places:
+        periods |= {after - before for before, after in itertools.pairwise(same)}
+        for number in range(2, _MOST_ALIKE + 1):
+            pairs = zip(same, same[number:], strict=False)
+            farther.update(after - before for before, after in pairs)
+    periods |= {period for period, _ in farther.most_common(_MOST_PERIODS)}
+    return {period for period in periods if period >= _SMALLEST_LAYER}
 
 
 def _best_cut(equations: Sequence[Any], run: _Run) -> _Run:
