@@ -46,6 +46,7 @@ from toast.cost.product_reads import (
     read_shares,
     repeated,
     rounded_arguments,
+    turned_arguments,
 )
 from toast.cost.program_loops import LoopOps, loop_ties, loops_around, loops_of
 from toast.cost.random_bits import bit_operations
@@ -224,6 +225,8 @@ def build(
     rounded: dict[int, RoundedArgument] = {}
     if lanes > 1:
         rounded = rounded_arguments(program, live, names.use_op, names.use_value)
+    # Products read transposed arguments as they are.
+    accesses[0][turned_arguments(program, live, names.use_op, names.use_value)] = 0.0
     before_products = accesses[0].copy()
     accesses[0][[each.use for each in rounded.values()]] = 0.0
     runs = reshard_runs(program, names.use_op, names.use_value, partitioned=partitioned)

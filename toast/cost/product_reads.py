@@ -94,11 +94,47 @@ def rounded_arguments(
     The kernel of such a product reads the argument, and rounds what it has read.  Loops are left
     out.
     """
+    rounded: dict[int, RoundedArgument] = {}
+    for argument, first, products in _read_by_products_alone(program, live, use_op, use_value):
+        operands = {
+            value for op in products for value in program.ops[op].operands
+            if argument in _forms(program, value)
+        }  # fmt: skip
+        # The kernel of another form serves all products of the use.
+        if all(_in_another_form(program, value, argument) for value in operands):
+            read = RoundedArgument(argument, first, min(products, default=-1))
+            rounded |= dict.fromkeys(operands, read)
+    return rounded
+
+
+def turned_arguments(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> list[int]:
+    """Uses of arguments that products read as they are, whatever the program transposes.
+
+    The table ``e`` of ``h @ e.T`` is one.  Loops are left out.
+    """
+    return [
+        first
+        for argument, first, products in _read_by_products_alone(program, live, use_op, use_value)
+        if products and not any(
+            _in_another_form(program, value, argument)
+            for op in products for value in program.ops[op].operands
+            if argument in _forms(program, value)
+        )
+    ]  # fmt: skip
+
+
+def _read_by_products_alone(
+    program: Program, live: Liveness, use_op: Ints, use_value: Ints
+) -> Iterator[tuple[int, int, list[int]]]:
+    """Uses of arguments by forms of which products alone read the last ones.
+
+    Each is the argument, its use, or that of it behind barriers, and the products; none if another
+    kernel writes the form for all of them.
+    """
     uses: dict[int, list[int]] = defaultdict(list)
     for use, value in enumerate(use_value.tolist()):
         uses[value].append(use)
     inside = loops_around(program)
-    rounded: dict[int, RoundedArgument] = {}
     for argument in program.argument_values:
         for first in _uses_of_forms(program, live, uses, use_op, argument):
             ops, products = [int(use_op[first])], list[int]()
@@ -111,15 +147,7 @@ def rounded_arguments(
                 else:
                     products = []  # a kernel of its own rounds it for all of them
                     break
-            operands = {
-                value for op in products for value in program.ops[op].operands
-                if argument in _forms(program, value)
-            }  # fmt: skip
-            # The kernel of another form serves all products of the use.
-            if all(_in_another_form(program, value, argument) for value in operands):
-                read = RoundedArgument(argument, first, min(products, default=-1))
-                rounded |= dict.fromkeys(operands, read)
-    return rounded
+            yield argument, first, products
 
 
 def _in_another_form(program: Program, value: int, argument: int) -> bool:
@@ -183,4 +211,5 @@ def _elements(program: Program, value: int) -> int:
 
 __all__ = [
     "RoundedArgument", "read_by_products", "read_shares", "repeated", "rounded_arguments",
+    "turned_arguments",
 ]  # fmt: skip
