@@ -146,9 +146,9 @@ class Result:
         return found
 
     def grown(self) -> list[str]:
-        """What has become worse by more than :data:`MOST_GROWTH`."""
+        """What has become worse by more than :data:`MOST_GROWTH`, or has no record."""
         if self.recorded is None:
-            return []
+            return [f"{self.name}: no prediction is recorded; record it: --record"]
         before = self.errors(self.recorded)
         return [
             f"{self.name}: the error of the {what} has grown from {before[what]:.1%} to {now:.1%}"
@@ -172,15 +172,19 @@ def read_case(folder: pathlib.Path) -> Case:
         f"[{name}] {key}"
         for name, table in _TABLES.items()
         for key in _required(table)
-        if key not in data.get(name, {})
+        if not isinstance(data.get(name, {}), dict) or key not in data.get(name, {})
     ]
     if missing:
-        raise PlanError(f"{place}/case.toml: the source's {', '.join(missing)} is missing")
+        are = "is" if len(missing) == 1 else "are"
+        raise PlanError(f"{place}/case.toml: the source's {', '.join(missing)} {are} missing")
     try:
         case = checked(data, Case)
     except Misfit as error:
         raise PlanError(f"{place}/case.toml: {error}") from None
-    devices = math.prod(Mesh.parse(case.program.mesh).sizes)
+    try:
+        devices = math.prod(Mesh.parse(case.program.mesh).sizes)
+    except ToastError as error:
+        raise PlanError(f"{place}/case.toml: {error}") from None
     if devices != case.configuration.devices:
         raise PlanError(
             f"{place}/case.toml: mesh {case.program.mesh} has {devices} devices, the "
@@ -250,7 +254,11 @@ def recorded(folder: pathlib.Path) -> Predicted | None:
     path = folder / "predicted.toml"
     if not path.exists():
         return None
-    return checked(tomllib.loads(path.read_text(encoding="utf-8")), Predicted)
+    place = "/".join(path.parts[-4:])
+    try:
+        return checked(tomllib.loads(path.read_text(encoding="utf-8")), Predicted)
+    except (tomllib.TOMLDecodeError, Misfit) as error:
+        raise PlanError(f"{place}: {error}; predict it again: --record") from None
 
 
 def record(folder: pathlib.Path, found: Predicted) -> None:
@@ -275,7 +283,10 @@ def results(cases: Sequence[tuple[pathlib.Path, Case]]) -> Iterator[Result]:
     """The results of cases."""
     for folder, case in steps(cases, lambda own: own[0].name):
         name = "/".join(folder.parts[-2:])
-        yield Result(name, case, predict(folder, case), recorded(folder))
+        try:
+            yield Result(name, case, predict(folder, case), recorded(folder))
+        except ToastError as error:
+            raise PlanError(f"{name}: {error}") from None
 
 
 HEADER = (

@@ -369,9 +369,12 @@ def timed(rows: Sequence[Row], lowering: Lowering, limit_s: float) -> Iterator[R
 
 
 def priced(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
-    """The rows of one program with present predictions."""
-    stranger = grammar.draw(rows[0].seed)
-    yield from priced_by(models_of(stranger, lowering), stranger, rows)
+    """The rows of one program with present predictions; lost ones, without a state, stay."""
+    known = [row for row in rows if row.state]
+    yield from (row for row in rows if not row.state)
+    if known:
+        stranger = grammar.draw(known[0].seed)
+        yield from priced_by(models_of(stranger, lowering), stranger, known)
 
 
 def priced_by(
@@ -584,7 +587,7 @@ def main() -> None:
         rows = [
             row
             for seed in sorted({row.seed for row in rows})
-            for row in priced([row for row in rows if row.seed == seed and row.state], lowering)
+            for row in priced([row for row in rows if row.seed == seed], lowering)
         ]
         write(rows, table)
     text = report(rows)

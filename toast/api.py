@@ -353,7 +353,7 @@ def plan(
         if nothing fits without, or if that takes less time than to recompute.
     :param confirm: whether XLA's TPU compiler confirms that the plan fits, which needs ``libtpu``
         but no TPU.  If it needs more memory than there is, the program is planned again within
-        less (:func:`toast.evaluation.confirmed.confirmed_plan`).  A value that is not a truth value
+        less (:func:`toast.evaluation.confirmed.confirmed_plan`).  An array or a structure of arrays
         is an argument of the function.
     :raises toast.errors.HardwareError: if ``remat`` offloads to the host, and the hardware has no
         link to one; or if it has no compiler that could ``confirm`` the plan.
@@ -389,7 +389,10 @@ def plan(
     stages = check_stages(stages, 2 if executor else settings.processes)
     saved = None if start is None else read(start)
     _check_memory_options(remat, microbatches)
-    if not isinstance(confirm, bool):
+    if confirm is None or isinstance(confirm, int | float | str):
+        if not isinstance(confirm, bool):
+            raise PlanError(f"confirm={confirm!r}: use True or False")
+    else:
         keywords, confirm = {**keywords, "confirm": confirm}, False
     again = functools.partial(
         plan, target, *arguments, mesh=mesh, devices=devices, hardware=machine, donate=donate,

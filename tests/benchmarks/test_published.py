@@ -44,7 +44,7 @@ def test_every_case_can_be_read_and_has_a_recorded_prediction() -> None:
         ),
         (
             "[cited]", "[quoted]",
-            f"validation/{CASE}/case.toml: the source's [cited] seconds, [cited] url is missing",
+            f"validation/{CASE}/case.toml: the source's [cited] seconds, [cited] url are missing",
         ),
         (
             'mesh = "fsdp=8"', 'mesh = "fsdp=4"',
@@ -63,6 +63,7 @@ def test_every_case_can_be_read_and_has_a_recorded_prediction() -> None:
             f"validation/{CASE}/case.toml: [program] has a model and code; remove one of them",
         ),
         ("devices = 8", "devices = [", f"validation/{CASE}/case.toml: Invalid value"),
+        ("mesh = ", 'mesh = "foo"  # ', f"validation/{CASE}/case.toml: mesh 'foo': "),
         (
             "devices = 8", "devices = 0",
             f"validation/{CASE}/case.toml: in 'configuration', 'devices', 0: expected",
@@ -105,7 +106,19 @@ def test_only_an_error_that_grows_by_more_than_two_points_is_reported() -> None:
     ]
     both = result(1.2, 1.2)
     assert len(both.grown()) == 2  # type: ignore[attr-defined]
-    assert dataclasses.replace(both, recorded=None).grown() == []  # type: ignore[type-var]
+    assert dataclasses.replace(both, recorded=None).grown() == [  # type: ignore[type-var]
+        f"{CASE}: no prediction is recorded; record it: --record"
+    ]
+
+
+@pytest.mark.parametrize("text", ['seconds = "x"', "seconds = "])
+def test_a_broken_record_is_refused_in_one_line(tmp_path: pathlib.Path, text: str) -> None:
+    folder = copied(tmp_path, "devices = 8", "devices = 8")
+    (folder / "predicted.toml").write_text(text)
+    with pytest.raises(PlanError) as raised:
+        published.recorded(folder)
+    assert str(raised.value).startswith(f"validation/{CASE}/predicted.toml: ")
+    assert str(raised.value).endswith("; predict it again: --record")
 
 
 def test_the_page_has_the_recorded_predictions() -> None:

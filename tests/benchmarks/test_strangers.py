@@ -74,6 +74,11 @@ def test_the_report_keeps_both_halves_apart(tmp_path: pathlib.Path) -> None:
     assert strangers.read(path) == rows
 
 
+def test_lost_programs_stay_if_all_are_predicted_again() -> None:
+    lost = [row(1, "", math.nan, math.nan, verdict="lost: the compiler died", state="")]
+    assert [*strangers.priced(lost, "xla")] == lost
+
+
 @pytest.mark.parametrize(
     ("text", "seeds"),
     [("3", [3]), ("0:4", [0, 1, 2, 3]), ("0:6:2", [0, 2, 4]), ("3,8,20:24:2", [3, 8, 20, 22])],

@@ -471,7 +471,9 @@ def test_layers_may_have_several_products_alike(layers: int, longer: bool) -> No
         return jnp.mean(x**2)
 
     square = jax.ShapeDtypeStruct((32, 32), jnp.float32)
-    program = toast.api.program_of(jax.grad(loss), [(square, square)] * layers, square, remat="full")
+    program = toast.api.program_of(
+        jax.grad(loss), [(square, square)] * layers, square, remat="full"
+    )
     assert program.memory is not None
     (block,) = program.memory.blocks
     assert block.runs == layers

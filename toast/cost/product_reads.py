@@ -24,6 +24,9 @@ _REPEATING = MOVING | {"broadcast_in_dim"}
 #: Ops whose result is a form or a part of their operand.
 _FORMING = MOVING | {"slice"}
 
+#: The dimensions of a matrix.
+_MATRIX = 2
+
 
 class RoundedArgument(NamedTuple):
     """An argument that products read in another element type, or of which they read a slice."""
@@ -108,14 +111,14 @@ def rounded_arguments(
 
 
 def turned_arguments(program: Program, live: Liveness, use_op: Ints, use_value: Ints) -> list[int]:
-    """Uses of arguments that products read as they are, whatever the program transposes.
+    """Uses of matrices that products read as they are, although the program transposes them.
 
     The table ``e`` of ``h @ e.T`` is one.  Loops are left out.
     """
     return [
         first
         for argument, first, products in _read_by_products_alone(program, live, use_op, use_value)
-        if products and not any(
+        if len(program.values[argument].type.shape) == _MATRIX and products and not any(
             _in_another_form(program, value, argument)
             for op in products for value in program.ops[op].operands
             if argument in _forms(program, value)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from toast.errors import SearchError
+from toast.errors import HardwareError, SearchError
 from toast.evaluation.oracle import check, judge
 from toast.hardware import Hardware
 from toast.plan import Plan
@@ -41,15 +41,21 @@ def confirmed_plan(
     :param memory_bytes: the limit; by default that of the hardware.
     :param progress: called with the name of each stage when it begins.
     :param timeout: seconds for each compilation.
-    :returns: the plan, with a line in its note.  A plan that does not fit by prediction, because
-        nothing does, is returned as it is.  The limit of a later plan is the smaller one, within
-        which it was found.
+    :returns: the plan, with a line in its note, and with the limit that was asked for.  A plan that
+        does not fit by prediction is compiled as well: if the compiler needs too much, too, and
+        no limit was asked for, it is returned with that line.
     :raises toast.errors.HardwareError: for hardware without a compiler.
     :raises toast.errors.PlanError: if ``libtpu`` is not installed, or the compiler fails.
     :raises toast.errors.SearchError: if the compiler refuses every plan.
     """
+    own = hardware.memory_limit_bytes
+    if memory_bytes is not None and memory_bytes > own:
+        raise HardwareError(
+            f"memory limit of {size_text(memory_bytes)}: {hardware.name} has {size_text(own)}, and "
+            "the compiler knows no other; leave out the limit, or set a smaller one"
+        )
     check(hardware)
-    most, within = memory_bytes or hardware.memory_limit_bytes, memory_bytes
+    most, within = memory_bytes or own, memory_bytes
     refused: list[_Refused] = []
     while len(refused) < _MOST_PLANS:
         try:
@@ -58,26 +64,37 @@ def confirmed_plan(
             if not refused:
                 raise
             break  # nothing fits within less
-        if not plan.fits:
-            return plan
         if progress is not None:
             progress("TPU compiler")
         local = plan.lowered().module if plan.analysis.lowering == "local" else None
         verdict = judge(
             plan.analysis.program, plan.shardings, plan.hardware, local=local, timeout=timeout
         )  # fmt: skip
-        if not verdict.out_of_memory and verdict.peak_bytes <= most:
+        fits = not verdict.out_of_memory and verdict.peak_bytes <= most
+        if fits or not plan.fits:
             line = _needs(verdict.peak_bytes, most) + _before(refused, plan.memory_bytes)
-            return dataclasses.replace(plan, note="\n".join(filter(None, [line, plan.note])))
+            return _with_limit(plan, most, line)
         refused.append(_Refused(plan.after.peak_bytes, verdict.peak_bytes))
         share = most / max(verdict.peak_bytes, most)
         within = min(plan.after.peak_bytes, within or most) * share * (1.0 - _FREE)
     least = min(refused, key=lambda each: each.needed)
+    plans = f"the best of {len(refused)} plans" if len(refused) > 1 else "the plan"
     raise SearchError(
-        f"{_needs(least.needed, most)} for the best of {len(refused)} plans, predicted to need "
-        f"{size_text(least.predicted)}; raise the limit, or find what fits: more devices, a "
-        "smaller batch, or more microbatches"
+        f"{_needs(least.needed, most)} for {plans}, predicted to need "
+        f"{size_text(least.predicted)}; nothing else fits: raise the limit, or use more devices, "
+        "a smaller batch, or more microbatches"
     )
+
+
+def _with_limit(plan: Plan, memory_bytes: float, line: str) -> Plan:
+    """A plan with another limit, and with a line at the beginning of its note."""
+    before, after = (
+        each.with_error_bars(plan.model, memory_bytes) for each in (plan.before, plan.after)
+    )
+    return dataclasses.replace(
+        plan, memory_bytes=memory_bytes, before=before, after=after,
+        note="\n".join(filter(None, [line, plan.note])),
+    )  # fmt: skip
 
 
 def _needs(needed: float, most: float) -> str:
