@@ -403,9 +403,7 @@ def plan(
         **keywords,
     )  # fmt: skip
     if confirm:
-        from toast.evaluation.confirmed import confirmed_plan
-
-        return confirmed_plan(
+        return ports.confirmation()(
             lambda within: again(memory_bytes=within), machine, memory_bytes, progress
         )
     if remat == "auto" and not isinstance(target, Analysis):

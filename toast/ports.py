@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import importlib
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from toast.errors import PlanError, TargetError
@@ -94,9 +94,23 @@ class Backend(Protocol):
         """
 
 
+class Confirmation(Protocol):
+    """Plans a program until a compiler confirms that the plan fits."""
+
+    def __call__(
+        self,
+        planned: Callable[[float | None], Any],
+        hardware: Hardware,
+        memory_bytes: float | None = None,
+        progress: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """The :class:`toast.Plan`; parameters are those of :func:`toast.evaluation.confirmed.confirmed_plan`."""
+
+
 #: Those of TOAST are ``module:object`` until they are used.
 _FRONTENDS: list[Frontend | str] = []
 _BACKENDS: dict[str, Backend | str] = {}
+_CONFIRMATIONS: list[Confirmation | str] = []
 
 
 def register_frontend(frontend: Frontend | str) -> None:
@@ -107,6 +121,17 @@ def register_frontend(frontend: Frontend | str) -> None:
 def register_backend(name: str, backend: Backend | str) -> None:
     """Adds a backend, or the place of one (``module:object``), under a name."""
     _BACKENDS[name] = backend
+
+
+def register_confirmation(confirmation: Confirmation | str) -> None:
+    """Adds what asks a compiler, or its place (``module:object``); the last one is used."""
+    _CONFIRMATIONS.append(confirmation)
+
+
+def confirmation() -> Confirmation:
+    """What asks a compiler whether a plan fits."""
+    place = _CONFIRMATIONS[-1]
+    return cast(Confirmation, _loaded(place)) if isinstance(place, str) else place
 
 
 def frontends() -> Iterator[Frontend]:
