@@ -403,9 +403,9 @@ def plan(
         **keywords,
     )  # fmt: skip
     if confirm:
-        return ports.confirmation()(
+        return cast(Plan, ports.confirmation()(
             lambda within: again(memory_bytes=within), machine, memory_bytes, progress
-        )
+        ))  # fmt: skip
     if remat == "auto" and not isinstance(target, Analysis):
         if not _traces(target):
             raise TargetError(_untraced("remat", "auto", target))

@@ -104,7 +104,7 @@ class Confirmation(Protocol):
         memory_bytes: float | None = None,
         progress: Callable[[Any], None] | None = None,
     ) -> Any:
-        """The :class:`toast.Plan`; parameters are those of :func:`toast.evaluation.confirmed.confirmed_plan`."""
+        """The plan; parameters are those of :func:`toast.evaluation.confirmed.confirmed_plan`."""
 
 
 #: Those of TOAST are ``module:object`` until they are used.
