@@ -182,7 +182,7 @@ def write(rows: Sequence[Row], path: pathlib.Path = TABLE) -> None:
         values = dataclasses.astuple(row)
         lines.append([f"{v:.5g}" if isinstance(v, float) else v for v in values])
     with path.with_suffix(".new").open("w", newline="") as file:
-        csv.writer(file).writerows(lines)
+        csv.writer(file, lineterminator="\n").writerows(lines)
     path.with_suffix(".new").replace(path)
 
 
