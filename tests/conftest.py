@@ -25,6 +25,8 @@ import jax
 
 # Less time for LLVM; the programs that are compared, and how XLA partitions them, are the same.
 jax.config.update("jax_disable_most_optimizations", True)
+# A computation that crashes the process then shows the line that runs it.
+jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 from tests.durations import Durations
 
