@@ -46,8 +46,9 @@ _OTHER_WAYS, _FEW_OPS = ("minimal", "full", "minimal_with_context"), 3_000
 _UNSUITED_WAYS, _UNSUITED = ("save_qkv_proj",), 1.3
 
 #: A program with more ops takes half a minute to trace and to search several times: its best plan
-#: is not searched again, and the batch is only cut if nothing fits.
-_MORE_OPS = 20_000
+#: is not searched again.  If it fits, the batch is cut once at most, and only if the step is then
+#: expected to be shorter by this share.
+_MORE_OPS, _WORTH_SECONDS = 20_000, 0.03
 
 #: The most microbatches that are tried.
 _MOST_MICROBATCHES = 64
@@ -247,7 +248,7 @@ class _JointSearch:
         """
         best = min(self.plans.values(), key=_rank)
         memory = best.analysis.program.memory
-        if self._is_large or self._policies is None or not (memory and memory.accumulates):
+        if self._policies is None or not (memory and memory.accumulates):
             return []
         held = best.after.argument_bytes
         beside, room = self._policies.best(math.inf).needed_bytes - held, best.memory_bytes - held
@@ -257,11 +258,11 @@ class _JointSearch:
             parts *= 2
             choices[parts] = self._policies.best(held + parts * room)
         shortest = min(choices, key=lambda parts: choices[parts].step_seconds, default=0)
+        tried, gain = ((shortest,), _WORTH_SECONDS) if self._is_large else ((2, shortest), GAIN)
         return [
             (parts * best.microbatches, choice.policy)
             for parts, choice in choices.items()
-            if parts in (2, shortest)
-            and choice.step_seconds * (1.0 + GAIN) < best.after.step_seconds
+            if parts in tried and choice.step_seconds * (1.0 + gain) < best.after.step_seconds
         ]
 
     def price_of_keeping(self, plan: Plan) -> tuple[float, float] | None:
