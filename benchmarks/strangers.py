@@ -424,6 +424,10 @@ def regrets(rows: Sequence[Row]) -> dict[int, float]:
     return found
 
 
+#: The shares of a device's memory above and below which plans have errors of their own.
+_MUCH, _LITTLE = 0.125, 0.01
+
+
 def report(rows: Sequence[Row]) -> str:
     """The figures of both halves, as a table in Markdown, and what was lost."""
     halves = {
@@ -446,6 +450,13 @@ def report(rows: Sequence[Row]) -> str:
             f"{len(done)}",
             f"{np.mean(exact):.1%}" if done else "-",
             errors([(row.peak_gib, row.xla_peak_gib) for row in done]),
+            *(
+                f"{errors([(row.peak_gib, row.xla_peak_gib) for row in part])} ({len(part)} plans)"
+                for part in (
+                    [row for row in done if row.xla_peak_gib >= _MUCH * row.limit_gib],
+                    [row for row in done if row.xla_peak_gib < _LITTLE * row.limit_gib],
+                )
+            ),
             errors([(row.scheduled_step_ms, row.xla_step_ms) for row in timed]),
             errors([(row.stated_step_ms, row.xla_step_ms) for row in timed]),
             errors([(row.kernels_ms, row.xla_kernels_ms) for row in timed]),
@@ -460,6 +471,8 @@ def report(rows: Sequence[Row]) -> str:
     names = (
         "programs (plans)", "plans compiled", "arguments exact",
         "peak: median, 90th percentile, worst error",
+        f"of plans that need at least {_MUCH:.1%} of the device's memory",
+        f"of plans that need less than {_LITTLE:.0%}",
         "step, with the collectives of XLA's schedule: the same",
         "step, with those that exist: the same", "kernels: the same",
         "bytes sent: the same", "said to fit, and do not", "said not to fit, and do",
