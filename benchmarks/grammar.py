@@ -54,12 +54,18 @@ class Stranger:
     words: tuple[str, ...]
 
 
+#: The first seed of programs with many layers that are not scanned.
+DEEP = 10_000
+
+
 class Draw:
     """Choices that follow from a seed; the words of the choices that describe the program."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng((22, seed))
         self.words: list[str] = []
+        #: Whether the program has many layers without a scan.
+        self.deep = seed >= DEEP
 
     def one(self, *options: _T) -> _T:
         """One of the options; repeat an option to make it more likely."""
@@ -466,6 +472,8 @@ def draw_form(d: Draw) -> Form:
     compute = "float32" if kind == "f32" else "bfloat16"
     weights = "bfloat16" if kind == "bf16" else "float32"
     remat = d.word("", "", "checkpoint", "checkpoint of dots")
+    if d.deep:
+        return Form(compute, weights, remat, d.word("unrolled") == "scanned", d.one(6, 8, 12))
     scanned = d.word("scanned", "unrolled") == "scanned"
     layers = d.one(2, 3, 4, 6) if scanned else d.one(1, 1, 2)
     return Form(compute, weights, remat, scanned, layers)
@@ -835,8 +843,6 @@ def draw(seed: int) -> Stranger:
     """The program of a seed."""
     d = Draw(seed)
     hardware, mesh = d.one(*HARDWARE), d.one(*MESHES)
-    kind = d.one(
-        sequence_model, sequence_model, sequence_model, sequence_model, image_model, decoder
-    )
-    model, experts_of = kind(d)
+    kinds = (sequence_model,) * 4 + (image_model, decoder)
+    model, experts_of = sequence_model(d) if d.deep else d.one(*kinds)(d)
     return Stranger(seed, model, experts_of, hardware, mesh, tuple(d.words))
