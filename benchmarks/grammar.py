@@ -473,7 +473,8 @@ def draw_form(d: Draw) -> Form:
     weights = "bfloat16" if kind == "bf16" else "float32"
     remat = d.word("", "", "checkpoint", "checkpoint of dots")
     if d.deep:
-        return Form(compute, weights, remat, d.word("unrolled") == "scanned", d.one(6, 8, 12))
+        d.words.append("unrolled")
+        return Form(compute, weights, remat, scanned=False, layers=d.one(6, 8, 12))
     scanned = d.word("scanned", "unrolled") == "scanned"
     layers = d.one(2, 3, 4, 6) if scanned else d.one(1, 1, 2)
     return Form(compute, weights, remat, scanned, layers)
