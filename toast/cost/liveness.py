@@ -88,8 +88,8 @@ _PLACING = frozenset({
 DELAY = 12
 
 #: The same for products of groups where XLA hides all-gathers; elsewhere they wait as long as
-#: others would.  Fitted, too.
-_GROUPED_DELAY = 30
+#: others would.  Fitted to programs of six and of twelve layers.
+_GROUPED_DELAY = 150
 
 
 @dataclasses.dataclass(frozen=True)
