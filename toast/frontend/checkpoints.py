@@ -14,10 +14,12 @@ import jax.extend.core
 from toast.frontend import memory_tracing
 from toast.frontend.memory_tracing import MemoryTrace
 from toast.frontend.residual_names import (
+    ArgumentPlaces,
     closed_jaxpr,
     custom_gradient_text,
     effect_text,
     named_block,
+    with_views_before,
 )
 from toast.program import Block, BlockPolicy, RunRange, residual_label
 from toast.program.memory_policy import MARKED, MARKED_WITH_POLICY
@@ -114,7 +116,7 @@ def policed(
         trace.remark(f"{name} has side effects ({effect_text(closed.jaxpr)})")
         return None
     try:
-        with_names, block, numbers = named_block(
+        with_names, block, places = named_block(
             closed, name, inputs, runs=runs, origin=origin, known=trace.names
         )
     except NotImplementedError as error:  # JAX does not compute effects again
@@ -124,7 +126,7 @@ def policed(
         return None
     if all(residual.kind == "input" for residual in block.residuals):
         return None
-    return PolicedBlock(trace, closed, trace.add(block), with_names, numbers, prevent_cse)
+    return PolicedBlock(trace, closed, trace.add(block), with_names, places, prevent_cse)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -135,8 +137,8 @@ class PolicedBlock:
     closed: Any
     block: Block
     with_names: Callable[..., Any]
-    #: The numbers of its arguments that are residuals, by name.
-    numbers: Mapping[str, int]
+    #: Where its residuals are that have the elements of arguments.
+    places: ArgumentPlaces
     prevent_cse: bool
 
     def run(self, *, marked: bool) -> Callable[..., list[Any]]:
@@ -152,15 +154,35 @@ class PolicedBlock:
         if self.trace.policy is not None and self.trace.policy.surveys:
             label = functools.partial(residual_label, self.block.name)
             chosen = self.with_names(self.block.names, label)
+        apart = self.prevent_cse and not policy.keeps_all
+        if apart and decision.gathered:
+            return self._sharing(chosen, policy, decision.gathered)
         run: Callable[..., list[Any]] = jax.extend.core.jaxpr_as_fun(chosen)
         if marked or not policy.keeps_all:
-            # Without a barrier, XLA uses what it made of an argument in the forward pass.
-            apart: bool | tuple[bool, ...] = self.prevent_cse and not policy.keeps_all
-            if apart and decision.gathered:
-                shared = {self.numbers[name] for name in decision.gathered}
-                inputs = range(len(self.closed.jaxpr.invars))
-                apart = tuple(number not in shared for number in inputs)
             run = jax.checkpoint(run, policy=policy, prevent_cse=apart)
+        return run
+
+    def _sharing(
+        self, chosen: Any, policy: PlannedPolicy, names: Sequence[str]
+    ) -> Callable[..., list[Any]]:
+        """The function whose backward pass uses what XLA made of arguments in the forward pass.
+
+        There is no barrier before these.  Arguments that are rounded or reshaped first are
+        computed outside of the block.
+        """
+        views = [self.places.views[name] for name in names if name in self.places.views]
+        before, block = with_views_before(chosen, self.closed, views)
+        shared = {self.places.numbers[name] for name in names if name in self.places.numbers}
+        inputs = range(len(self.closed.jaxpr.invars))
+        apart = (*(False for _ in views), *(number not in shared for number in inputs))
+        inside = jax.checkpoint(
+            jax.extend.core.jaxpr_as_fun(block), policy=policy, prevent_cse=apart
+        )
+
+        def run(*arguments: Any) -> list[Any]:
+            results: list[Any] = inside(*before(*arguments), *arguments)
+            return results
+
         return run
 
     def of_runs(self, runs: RunRange, count: int) -> PolicedBlock:
@@ -180,7 +202,7 @@ class PolicedBlock:
             self,
             closed=closed,
             with_names=functools.partial(self.with_names, other=closed),
-            numbers={name: number + more for name, number in self.numbers.items()},
+            places=self.places.after(more),
         )
 
 

@@ -68,6 +68,21 @@ class ResidualNames:
     residuals: tuple[Residual, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class ArgumentPlaces:
+    """Where residuals of a block are that have the elements of its arguments, by name."""
+
+    #: The numbers of those that are arguments.
+    numbers: Mapping[str, int]
+    #: The places of equations for rounded or reshaped arguments.
+    views: Mapping[str, _Place]
+
+    def after(self, more: int) -> ArgumentPlaces:
+        """The places in a jaxpr with the same equations, and more arguments before."""
+        numbers = {name: number + more for name, number in self.numbers.items()}
+        return dataclasses.replace(self, numbers=numbers)
+
+
 def named_block(
     closed: Any,
     name: str,
@@ -76,7 +91,7 @@ def named_block(
     runs: int = 1,
     origin: str,
     known: dict[str, ResidualNames] | None = None,
-) -> tuple[Callable[..., Any], Block, dict[str, int]]:
+) -> tuple[Callable[..., Any], Block, ArgumentPlaces]:
     """The residuals of a block.
 
     :param closed: the ``ClosedJaxpr`` of the block.
@@ -87,7 +102,8 @@ def named_block(
     :param known: the names of jaxprs, by text; new ones are added.
     :returns: a function that puts the names that it is called with into the jaxpr (or into one with
         the same equations and more arguments before), or labels for them, which replace those of
-        the program, too; the block; and the numbers of the arguments that are residuals, by name.
+        the program, too; the block; and where its residuals are that have the elements of arguments,
+        by name.
     """
     names = {} if known is None else known
     key = f"{[*inputs]} {_statements(closed.jaxpr)} {_ADDRESS.sub('', str(closed.jaxpr))}"
@@ -108,7 +124,12 @@ def named_block(
         return _renamed(other, lambda place, _: values.get(place), arguments)
 
     numbers = {residual.name: number for number, residual in mine.arguments.items()}
-    return with_names, Block(name, mine.residuals, runs, origin), numbers
+    inputs_of = {residual.name for residual in mine.residuals if residual.kind == "input"}
+    views = {
+        name: place for place, name in {**mine.own, **mine.values}.items()
+        if name in inputs_of and name not in numbers and len(place) == 2
+    }  # fmt: skip
+    return with_names, Block(name, mine.residuals, runs, origin), ArgumentPlaces(numbers, views)
 
 
 def _residual_names(closed: Any, inputs: Sequence[str]) -> ResidualNames:
@@ -424,6 +445,43 @@ def _may_have_name(aval: Any) -> bool:
     ):  # fmt: skip
         return False
     return type(aval).__name__ == "ShapedArray" and dtype != jax.dtypes.float0
+
+
+# -- views of arguments ----------------------------------------------------------------------------
+
+
+def with_views_before(
+    closed: Any, original: Any, places: Sequence[_Place]
+) -> tuple[Callable[..., list[Any]], Any]:
+    """A jaxpr that takes rounded or reshaped arguments as further arguments, before the others.
+
+    :param closed: ``original``, with names of values.
+    :param places: of these values in ``original``.
+    :returns: a function that computes them from the arguments; and the jaxpr.
+    """
+    jaxpr = original.jaxpr
+    views = [jaxpr.eqns[place[0]].outvars[place[1]] for place in places]
+    producer = {id(v): e for e, _, v in _produced(jaxpr)}
+
+    def before(*arguments: Any) -> list[Any]:
+        known = {id(v): a for v, a in zip(jaxpr.invars, arguments, strict=True)}
+
+        def value(variable: Any) -> Any:
+            if id(variable) not in known:
+                equation = producer[id(variable)]
+                operands = map(value, equation.invars)
+                known[id(variable)] = equation.primitive.bind(*operands, **equation.params)
+            return known[id(variable)]
+
+        return [value(view) for view in views]
+
+    made = {id(view) for view in views}
+    equations = [e for e in closed.jaxpr.eqns if not any(id(v) in made for v in e.outvars)]
+    after = closed.jaxpr.replace(
+        eqns=equations, invars=[*views, *closed.jaxpr.invars],
+        debug_info=closed.jaxpr.debug_info.with_unknown_names(),
+    )  # fmt: skip
+    return before, _closed_with(closed, after)
 
 
 # -- readable names --------------------------------------------------------------------------------
