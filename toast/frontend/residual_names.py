@@ -102,8 +102,8 @@ def named_block(
     :param known: the names of jaxprs, by text; new ones are added.
     :returns: a function that puts the names that it is called with into the jaxpr (or into one with
         the same equations and more arguments before), or labels for them, which replace those of
-        the program, too; the block; and where its residuals are that have the elements of arguments,
-        by name.
+        the program, too; the block; and where those of its residuals are that have the elements of
+        arguments, by name.
     """
     names = {} if known is None else known
     key = f"{[*inputs]} {_statements(closed.jaxpr)} {_ADDRESS.sub('', str(closed.jaxpr))}"
