@@ -46,9 +46,11 @@ prove: $(VENV)/.tested $(VENV)/.libraries
 	$(PYTEST) -m slow
 	$(BIN)/python benchmarks/prove.py
 
+# An environment that is there stays; it is not made over with another Python.
 $(VENV)/.created:
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "TOAST needs Python 3.11 to 3.13; name one by make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+	python=$(PYTHON); [ ! -e $(BIN)/python ] || python=$(BIN)/python; \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "TOAST needs Python 3.11 to 3.13; name one by make PYTHON=... and another folder by VENV=...")'
+	[ -e $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml

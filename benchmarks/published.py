@@ -164,6 +164,8 @@ def read_case(folder: pathlib.Path) -> Case:
         text = (folder / "case.toml").read_text(encoding="utf-8")
     except OSError:
         raise PlanError(f"{place}: no configuration; write a case.toml") from None
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{place}/case.toml: not UTF-8: {error.reason}") from None
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -257,7 +259,7 @@ def recorded(folder: pathlib.Path) -> Predicted | None:
     place = "/".join(path.parts[-4:])
     try:
         return checked(tomllib.loads(path.read_text(encoding="utf-8")), Predicted)
-    except (tomllib.TOMLDecodeError, Misfit) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, Misfit) as error:
         raise PlanError(f"{place}: {error}; predict it again: --record") from None
 
 

@@ -170,8 +170,14 @@ def rows_in(path: pathlib.Path, kind: type[_Row]) -> list[_Row]:
         return []
     types = {field.name: {"int": int, "float": float}.get(str(field.type), str) for field in
              dataclasses.fields(kind)}  # fmt: skip
-    with path.open(newline="") as file:
-        return [kind(**{k: types[k](v) for k, v in row.items()}) for row in csv.DictReader(file)]
+    rows: list[_Row] = []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                rows.append(kind(**{k: types[k](v) for k, v in row.items()}))
+    except (KeyError, TypeError, ValueError) as error:  # UnicodeDecodeError is one
+        sys.exit(f"{path}: row {len(rows) + 1} is no {kind.__name__} of this script: {error}")
+    return rows
 
 
 def write(rows: Sequence[Row], path: pathlib.Path = TABLE) -> None:
@@ -521,13 +527,19 @@ def write_block(page: pathlib.Path, name: str, text: str) -> None:
 def seeds_in(text: str) -> list[int]:
     """The seeds of a text such as ``0:40``, ``0:40:2`` for the even ones, or ``3,8,20:24``."""
     parts = [[int(number) for number in part.split(":")] for part in text.split(",")]
-    return [seed for part in parts for seed in (range(*part) if len(part) > 1 else part)]
+    seeds = [seed for part in parts for seed in (range(*part) if len(part) > 1 else part)]
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text} has no seeds; write for example 0:40")
+    return seeds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--seeds", type=seeds_in, default=[*range(40)], help="such as 0:40 or 3,8,20:24:2"
+        "--seeds",
+        type=seeds_in,
+        default=[*range(40)],
+        help="of what is compiled, such as 0:40 or 3,8,20:24:2",
     )
     parser.add_argument("--plans", type=int, default=2, help="random plans of each program")
     parser.add_argument("--experts", type=int, default=99, help="at most, drawn by the seed")
@@ -546,6 +558,8 @@ def main() -> None:
     options = parser.parse_args()
     lowering: Lowering = options.lowering
     table = options.table or TABLES[lowering]
+    if options.report and not table.exists():
+        sys.exit(f"{table}: no such table")
     rows = read(table)
     done = {row.seed for row in rows}
     left = [seed for seed in options.seeds if seed not in done and not options.report]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import math
 import numbers
 import pathlib
@@ -129,7 +130,7 @@ def program_of(
         platform, keywords = None, {**keywords, "platform": platform}
     if not isinstance(trip_counts, Mapping | numbers.Integral | None):
         trip_counts, keywords = None, {**keywords, "trip_counts": trip_counts}
-    _check_memory_options(remat, microbatches)
+    _check_memory_options(target, remat, microbatches)
     if not isinstance(remat, str | MemoryPolicy | None):
         remat, keywords = None, {**keywords, "remat": remat}
     if not isinstance(microbatches, int | None):
@@ -163,17 +164,30 @@ def traced_with(
         yield
 
 
-def _check_memory_options(remat: Any, microbatches: Any) -> None:
+def _check_memory_options(target: Any, remat: Any, microbatches: Any) -> None:
     """Raises :class:`toast.errors.TargetError` for what neither a plan nor a function can take."""
     if callable(remat) and not isinstance(remat, MemoryPolicy):
         raise TargetError(
             f"remat={getattr(remat, '__name__', remat)!r}: a policy of JAX belongs to a "
             "jax.checkpoint of the program; use a preset such as 'full', names of values, or 'auto'"
         )
+    if not isinstance(remat, str | MemoryPolicy | None) and not _takes(target, "remat"):
+        raise TargetError(
+            f"remat={remat!r}: use a preset such as 'full', names of values, or 'auto'"
+        )
     if isinstance(microbatches, str):
         raise TargetError(
             f"microbatches={microbatches!r}: use a number; without one, remat='auto' chooses it"
         )
+
+
+def _takes(target: Any, keyword: str) -> bool:
+    """Whether a function may have an argument of this name."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.name == keyword or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _untraced(name: str, value: Any, target: Any) -> str:
@@ -388,7 +402,7 @@ def plan(
     executor = check_executor(executor)
     stages = check_stages(stages, 2 if executor else settings.processes)
     saved = None if start is None else read(start)
-    _check_memory_options(remat, microbatches)
+    _check_memory_options(target, remat, microbatches)
     if confirm is None or isinstance(confirm, int | float | str):
         if not isinstance(confirm, bool):
             raise PlanError(f"confirm={confirm!r}: use True or False")

@@ -309,14 +309,16 @@ def test_errors(words: list[str], message: str) -> None:
         ("forward", "auto", "forward: remat auto: nothing is differentiated in it, so that there"),
         (
             "own_policy", "full",
-            "own_policy: remat full: there is no scan and no repeated layer that may be recomputed "
-            "(<lambda> at small_remat_step.py:21 has a jax.checkpoint of its own with policy "
-            "save_only_these_names); use toast.checkpoint(layer) around its layers\n",
+            "own_policy: remat full: there is no scan and no repeated layer that may be recomputed; "
+            "what stays as it is: <lambda> at small_remat_step.py:21 has a jax.checkpoint of its "
+            "own with policy save_only_these_names; use toast.checkpoint(layer) around other "
+            "layers, or in place of jax.checkpoint\n",
         ),
         (
             "custom", "full",
-            "custom: remat full: there is no scan and no repeated layer that may be recomputed "
-            "(block has side effects in the custom gradient of logged at small_remat_step.py:37 ",
+            "custom: remat full: there is no scan and no repeated layer that may be recomputed; what "
+            "stays as it is: block has side effects in the custom gradient of logged at "
+            "small_remat_step.py:37 ",
         ),
         ("step", "layer: offload=gate,hidden", "remat layer: offload=hidden,gate: the file of "),
         ("step", "minimal_offloaded", "remat minimal_offloaded: the file of "),

@@ -100,3 +100,8 @@ def test_what_cannot_be_fitted() -> None:
     fast.loc[7, "seconds"] = 1e-12
     with pytest.raises(HardwareError, match=r"times the peak of h100; check the unit"):
         calibrate_products(load("h100"), fast)
+    for unit in (1e3, 1e6):
+        slow = table()
+        slow["seconds"] *= unit
+        with pytest.raises(HardwareError, match=r"off in the mean .* check the unit \(seconds\)"):
+            calibrate_products(load("h100"), slow)

@@ -204,6 +204,7 @@ def test_policies_with_several_blocks_share_a_line() -> None:
             {"remat": jax.checkpoint_policies.dots_saveable},
             "remat=.*: a policy of JAX belongs to",
         ),
+        ({"remat": True}, "remat=True: use a preset such as 'full', names of values, or 'auto'"),
         ({"remat": "full", "microbatches": "auto"}, "microbatches='auto': use a number"),
         ({"remat": "auto", "microbatches": "auto"}, "microbatches='auto': use a number"),
     ],

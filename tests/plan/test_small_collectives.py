@@ -53,3 +53,10 @@ def test_the_note_of_a_plan_says_so() -> None:
         constraints=toast.Constraints(pin={"x": P(None, "data"), "weights": P(None, "data")}),
     )  # fmt: skip
     assert re.search(r"tiny collectives: 400 \S+ of \S+ \S+ on average take", plan.note)
+
+
+def test_sums_alone_are_not_to_be_pinned() -> None:
+    """Small arrays with sums of their gradients are whole already."""
+    (note,) = small_collective_notes([transfer("all_reduce", 1e3, 200)], 0.01)
+    assert "stack small arrays into one (XLA may combine their sums" in note
+    assert "pin" not in note

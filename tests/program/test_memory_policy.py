@@ -119,6 +119,9 @@ def test_weights_stay_gathered_or_are_gathered_again() -> None:
     stays, before = again.changed([block], "gathered", ["w"])
     assert (before, stays.of("layer").gathered) == (("keep",), ("w",))
     assert stays.of("layer").keep == ("x", "query")
+    for pattern in ("*", "@input"):
+        everything = MemoryPolicy.parse(f"layer: keep=query recompute=* gathered={pattern}")
+        assert everything.resolved([block]).of("layer").gathered == ("x", "w")
     # Other changes leave it, and the way back is to keep it as it is: an argument.
     moved, _ = stays.changed([block], "offload", ["query"])
     assert moved.of("layer").gathered == ("w",)

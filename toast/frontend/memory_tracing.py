@@ -115,10 +115,15 @@ class MemoryTrace:
                 "nothing to recompute; leave out remat, or plan the train step"
             )
         if policy.preset != "none":
-            own = f" ({listed(self.own)})" if self.own else ""
+            advice = "use toast.checkpoint(layer) around its layers"
+            if self.own:
+                advice = (
+                    f"what stays as it is: {listed(self.own)}; use toast.checkpoint(layer) around "
+                    "other layers, or in place of jax.checkpoint"
+                )
             raise TargetError(
                 f"{name}: remat {policy.label}: there is no scan and no repeated layer that may be "
-                f"recomputed{own}; use toast.checkpoint(layer) around its layers"
+                f"recomputed; {advice}"
             )
 
 

@@ -26,6 +26,9 @@ _LEAST = np.array([0.001, 1e-8, 1.0, 0.01])
 _MOST = np.array([1.0, 1e-2, 1e4, 1.0])
 #: Random starts of a fit.
 _STARTS = 4
+#: The mean relative error above which times are not those of the device.
+_OFF = 0.6
+
 #: Ranges of FLOPs for which errors are reported.
 _EDGES = (0, 1e9, 1e10, 1e11, 1e12, np.inf)
 _LABELS = ("below 1e9", "1e9 to 1e10", "1e10 to 1e11", "1e11 to 1e12", "1e12 and more")
@@ -64,7 +67,8 @@ def calibrate_products(hardware: Hardware, table: pd.DataFrame) -> ProductCalibr
     hardware.
 
     :param table: the times, as :func:`toast.hardware.measured_tables.read_products` returns them.
-    :raises toast.errors.HardwareError: for few rows, and for rates above the peak.
+    :raises toast.errors.HardwareError: for few rows, for rates above the peak, and for times that
+        no rate fits.
     """
     if len(table) < _LEAST_ROWS:
         raise HardwareError(
@@ -113,6 +117,12 @@ def calibrate_products(hardware: Hardware, table: pd.DataFrame) -> ProductCalibr
     all_figures = start.copy()
     all_figures[free] = found
     fitted = _with(hardware, all_figures, several)
+    off = float(np.mean(np.abs(product_seconds(fitted, table) / table["seconds"] - 1.0)))
+    if off > _OFF:
+        raise HardwareError(
+            f"the times of products are {off:.0%} off in the mean from all rates that "
+            f"{hardware.name} may have; check the unit (seconds), and that it is this device"
+        )
     return ProductCalibration(fitted, figures, product_errors(fitted, table))
 
 

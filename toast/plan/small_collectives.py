@@ -29,7 +29,7 @@ def small_collective_notes(transfers: Sequence[Transfer], step_seconds: float) -
     for transfer in transfers:
         if 0 < transfer.bytes <= _TINY_BYTES and transfer.count > 0:
             kinds.setdefault(transfer.kind, []).append(transfer)
-    costly: list[tuple[float, str]] = []
+    costly: list[tuple[float, str, str]] = []
     for kind, tiny in kinds.items():
         count = sum(transfer.count for transfer in tiny)
         seconds = sum(transfer.count * transfer.seconds for transfer in tiny)
@@ -41,11 +41,12 @@ def small_collective_notes(transfers: Sequence[Transfer], step_seconds: float) -
             seconds,
             f"{round(count):,} {plural} of {size_text(mean)} on average "
             f"take {time_text(seconds)}",
+            kind,
         ))  # fmt: skip
     if not costly:
         return []
-    texts = [text for _, text in sorted(costly, reverse=True)]
-    return [
-        f"tiny collectives: {listed(texts, _NAMED)}; most of it is their fixed cost: keep small "
-        "arrays whole (pin them), or stack them into one"
-    ]
+    texts = [text for _, text, _ in sorted(costly, reverse=True)]
+    advice = "keep small arrays whole (pin them), or stack them into one"
+    if all(kind == "all_reduce" for _, _, kind in costly):
+        advice = "stack small arrays into one (XLA may combine their sums, which has no price here)"
+    return [f"tiny collectives: {listed(texts, _NAMED)}; most of it is their fixed cost: {advice}"]

@@ -162,7 +162,9 @@ class BlockPolicy:
     gathered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        count = collections.Counter((*self.keep, *self.offload, *self.recompute, *self.gathered))
+        # A pattern may stand for arguments in ``gathered``, and for other residuals elsewhere.
+        copies = [name for name in self.gathered if "*" not in name and name[0] != "@"]
+        count = collections.Counter((*self.keep, *self.offload, *self.recompute, *copies))
         for name, times in count.items():
             if times > 1:
                 raise TargetError(
