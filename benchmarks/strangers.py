@@ -62,6 +62,8 @@ TABLES: dict[Lowering, pathlib.Path] = {
     "xla": TABLE,
     "local": TABLE.with_stem("strangers_local"),
 }
+#: The table of programs with many layers that are not scanned (``--table``, seeds from 10000).
+DEEP = TABLE.with_stem("strangers_deep")
 MIB, GIB = 2.0**20, 2.0**30
 
 #: Seconds of a search; without a limit, the few largest programs take most of the time.
@@ -517,6 +519,13 @@ def pages(annotated: Sequence[Row], local: Sequence[Row]) -> str:
     return "\n".join(text)
 
 
+def deep_page(rows: Sequence[Row]) -> str:
+    """The lines of the report of programs that are compiled for their memory alone."""
+    lines = report(rows).splitlines()
+    unknown = "| - | - |", "0 of 0 | 0 of 0 |"
+    return "\n".join(line for line in lines if not line.endswith(unknown))
+
+
 def write_block(page: pathlib.Path, name: str, text: str) -> None:
     """Write a text between the marks of a name on a page."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
@@ -622,6 +631,7 @@ def main() -> None:
     if options.page:
         text = pages(read(TABLES["xla"]), read(TABLES["local"]))
         write_block(PAGE, "strangers", text)
+        write_block(PAGE, "deep strangers", deep_page(read(DEEP)))
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ from toast.plan import (
     padding_note,
     program_notes,
     provenance,
+    random_bit_notes,
     read,
     saved_start,
     small_collective_notes,
@@ -539,6 +540,7 @@ def plan(
         more = [
             *(reshard.text for reshard in best.step_reshards),
             *small_collective_notes(best.transfers, best.after.step_seconds),
+            *random_bit_notes(best),
         ]
         # Without padding, the note has its result, which no search of a padded program improves.
         gain = _padding_gain(

@@ -29,6 +29,7 @@ from toast.plan.plan import ArgumentRow, Plan, Step
 from toast.plan.policy_bound import least_memory, misfit_proof
 from toast.plan.prediction import Collective, NumberChange, Prediction, fit_text, odds_text
 from toast.plan.program_notes import loop_notes, program_notes
+from toast.plan.random_bits import random_bit_notes
 from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
 from toast.plan.reasons import (
     AnnotationExplanation,
@@ -103,6 +104,7 @@ __all__ = [
     "padding_note",
     "place_of",
     "program_notes",
+    "random_bit_notes",
     "read",
     "saved_start",
     "schema",
