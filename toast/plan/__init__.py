@@ -29,7 +29,7 @@ from toast.plan.plan import ArgumentRow, Plan, Step
 from toast.plan.policy_bound import least_memory, misfit_proof
 from toast.plan.prediction import Collective, NumberChange, Prediction, fit_text, odds_text
 from toast.plan.program_notes import loop_notes, program_notes
-from toast.plan.random_bits import random_bit_notes
+from toast.plan.random_bit_notes import random_bit_notes
 from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
 from toast.plan.reasons import (
     AnnotationExplanation,
