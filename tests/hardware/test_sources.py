@@ -25,6 +25,7 @@ bf16 = 1e12  # [sheet] 1 TFLOPS
 # [sheet] sustained; the rest is assumed.
 matmul = 0.5
 memory = 0.9  # [other] not in the list
+vector = 0.5  # Measured on a node of ours
 
 [[collective]]
 seconds = 1e-6  # [sheet]
@@ -42,6 +43,7 @@ def test_figures_cite_the_sources_of_their_file(tmp_path: pathlib.Path) -> None:
     assert found.of(("flops_per_s", "bf16"), ("efficiency", "matmul")) == "sheet, assumed"
     assert found.of(("", "max_devices")) == ASSUMED
     assert found.of(("efficiency", "memory")) == ""
+    assert found.of(("flops_per_s", "bf16"), ("efficiency", "vector")) == "sheet, measured"
     assert found.of(("collective", "seconds")) == "sheet"
 
 

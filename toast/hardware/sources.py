@@ -11,8 +11,8 @@ from toast.boundary.regular_files import read_text
 from toast.errors import HardwareError
 from toast.hardware.device_files import LARGEST_BYTES, file_of
 
-#: A figure without a public source.
-ASSUMED = "assumed"
+#: A figure without a public source, and one that :mod:`toast.hardware.calibrate` has fitted.
+ASSUMED, MEASURED = "assumed", "measured"
 
 _SOURCE = re.compile(r"^#\s+\[([\w-]+)\] (\S.*)\n#\s+(https?://\S+)$", re.MULTILINE)
 _TABLE = re.compile(r"^\[(\w+)\]")
@@ -34,7 +34,8 @@ class FigureSources:
     """The sources of a hardware file, and those that each of its figures cites."""
 
     sources: tuple[CitedSource, ...] = ()
-    #: Tags by table (empty for the top level) and key; :data:`ASSUMED` for an assumption.
+    #: Tags by table (empty for the top level) and key; :data:`ASSUMED` for an assumption, and
+    #: :data:`MEASURED` for a fit without a tag.
     cited: Mapping[tuple[str, str], tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def of(self, *keys: tuple[str, str]) -> str:
@@ -48,7 +49,7 @@ def figure_sources(name_or_path: str | pathlib.Path) -> FigureSources:
 
     A file lists its sources at the top: ``#   [tag] title``, and on the next line ``#     https://...``.
     The comment on a figure's line, or those right above it, cite them as ``[tag]``, or say
-    ``Assumed``.  Raises :class:`toast.errors.HardwareError` as :func:`toast.hardware.load` does for
+    ``Assumed`` or ``Measured``.  Raises :class:`toast.errors.HardwareError` as :func:`toast.hardware.load` does for
     a name or a file that cannot be read.
     """
     text = read_text(file_of(name_or_path), HardwareError, most=LARGEST_BYTES, encoding="utf-8-sig")
@@ -69,10 +70,12 @@ def figure_sources(name_or_path: str | pathlib.Path) -> FigureSources:
             tags = [tag for tag in _CITED.findall(comment) if tag in known]
             if "assumed" in comment.lower():
                 tags.append(ASSUMED)
+            if not tags and comment.lstrip(" #").lower().startswith(MEASURED):
+                tags.append(MEASURED)
             if tags:
                 cited.setdefault((table, figure[1]), tuple(dict.fromkeys(tags)))
         above = ""
     return FigureSources(listed, cited)
 
 
-__all__ = ["ASSUMED", "CitedSource", "FigureSources", "figure_sources"]
+__all__ = ["ASSUMED", "MEASURED", "CitedSource", "FigureSources", "figure_sources"]
