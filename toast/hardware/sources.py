@@ -49,8 +49,8 @@ def figure_sources(name_or_path: str | pathlib.Path) -> FigureSources:
 
     A file lists its sources at the top: ``#   [tag] title``, and on the next line ``#     https://...``.
     The comment on a figure's line, or those right above it, cite them as ``[tag]``, or say
-    ``Assumed`` or ``Measured``.  Raises :class:`toast.errors.HardwareError` as :func:`toast.hardware.load` does for
-    a name or a file that cannot be read.
+    ``Assumed`` or ``Measured``.  Raises :class:`toast.errors.HardwareError` as
+    :func:`toast.hardware.load` does for a name or a file that cannot be read.
     """
     text = read_text(file_of(name_or_path), HardwareError, most=LARGEST_BYTES, encoding="utf-8-sig")
     listed = tuple(CitedSource(*groups) for groups in _SOURCE.findall(text))
