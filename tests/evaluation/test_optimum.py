@@ -247,8 +247,9 @@ def test_no_legal_state_is_cheaper_than_the_bounds(name: str, mesh: str, overlap
         least = model.machine.in_memory(np.max(memory, axis=1))
         assert (least <= prices.peak_bytes * (1 + 1e-9)).all()
         if mesh == "d=4" and overlap == "none" and name not in ("train step", "attention"):
-            # Some kernels of collectives, and of the passes of loops, have no bounds of their own.
-            assert (np.asarray(seconds) >= 0.8 * prices.seconds).all()
+            # Bounds of products on TPUs assume that operands are in fast memory.
+            loose = 0.8 if hardware.startswith("tpu") else 1.0 - 1e-7
+            assert (np.asarray(seconds) >= loose * prices.seconds).all()
 
 
 def _numbers(states: np.ndarray[Any, Any], choices: np.ndarray[Any, Any]) -> Any:

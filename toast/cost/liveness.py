@@ -88,7 +88,7 @@ _PLACING = frozenset({
 DELAY = 12
 
 #: The same for products of groups where XLA hides all-gathers; elsewhere they wait as long as
-#: others would.  Fitted to programs of six and of twelve layers.
+#: others would.  Fitted to two programs, of six and of twelve layers.
 _GROUPED_DELAY = 150
 
 

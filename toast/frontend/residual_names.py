@@ -128,6 +128,7 @@ def named_block(
     views = {
         name: place for place, name in {**mine.own, **mine.values}.items()
         if name in inputs_of and name not in numbers and len(place) == 2
+        and len(closed.jaxpr.eqns[place[0]].outvars) == 1
     }  # fmt: skip
     return with_names, Block(name, mine.residuals, runs, origin), ArgumentPlaces(numbers, views)
 
@@ -469,8 +470,10 @@ def with_views_before(
         def value(variable: Any) -> Any:
             if id(variable) not in known:
                 equation = producer[id(variable)]
-                operands = map(value, equation.invars)
-                known[id(variable)] = equation.primitive.bind(*operands, **equation.params)
+                results = equation.primitive.bind(*map(value, equation.invars), **equation.params)
+                if not equation.primitive.multiple_results:
+                    results = [results]
+                known.update((id(v), r) for v, r in zip(equation.outvars, results, strict=True))
             return known[id(variable)]
 
         return [value(view) for view in views]

@@ -163,7 +163,7 @@ class BlockPolicy:
 
     def __post_init__(self) -> None:
         # A pattern may stand for arguments in ``gathered``, and for other residuals elsewhere.
-        copies = [name for name in self.gathered if "*" not in name and name[0] != "@"]
+        copies = [name for name in self.gathered if "*" not in name and name[:1] != "@"]
         count = collections.Counter((*self.keep, *self.offload, *self.recompute, *copies))
         for name, times in count.items():
             if times > 1:
