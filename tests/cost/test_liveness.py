@@ -470,9 +470,16 @@ def test_a_kernel_overwrites_an_operand_of_its_type(form: str, overwrites: bool)
 
 @pytest.mark.parametrize(
     ("form", "apart"),
-    [("rows", True), ("lanes", True), ("planes", False), ("without a stride", False)],
+    [
+        ("rows", {"multiply", "slice", "add", "pad"}),
+        ("lanes", {"multiply", "slice", "add", "pad"}),
+        ("planes", {"add", "pad"}),
+        ("without a stride", set[str]()),
+    ],
 )
-def test_strided_slices_and_interior_pads_are_kernels_of_their_own(form: str, apart: bool) -> None:
+def test_strided_slices_and_interior_pads_are_kernels_of_their_own(
+    form: str, apart: set[str]
+) -> None:
     """As in an associative scan; their operands are in memory, too."""
     strides = {"rows": (1, 2, 1), "lanes": (1, 1, 2), "planes": (2, 1, 1)}.get(form, (1, 1, 1))
 
@@ -483,7 +490,7 @@ def test_strided_slices_and_interior_pads_are_kernels_of_their_own(form: str, ap
 
     analysis = analyzed(interleaved, shape(16, 64, 256, dtype="float32"))
     found = {kind for kind, _ in stored(analysis, 128)}
-    assert ({"multiply", "slice", "add", "pad"} <= found) == apart
+    assert found & {"multiply", "slice", "add", "pad"} == apart
     assert not {"slice", "pad"} & {kind for kind, _ in stored(analysis, 1)}
 
 

@@ -59,6 +59,7 @@ from toast.cost.rounding import (
     stored_rounded,
 )
 from toast.cost.shared_kernels import UPDATING
+from toast.cost.stacked_caches import StackedCaches, stacked_caches
 from toast.cost.step_rows import step_rows
 from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
@@ -167,9 +168,13 @@ def build(
     layouts = ProductLayouts.none(program, len(names.use_op))
     if lanes == 1:
         layouts = ProductLayouts.of(program, names.use_op, names.use_index)
+    caches = stacked_caches(program)
+    if lanes == 1:
+        caches = StackedCaches((), frozenset(), caches.in_place)
     live = liveness(
         program, names.use_op, names.use_value, lanes=lanes,
         delays=delays, recomputes_images=recomputes_images, copied=layouts.copied,
+        carried_in_place=caches.in_place,
     )  # fmt: skip
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
     host = host_memory(program)
@@ -216,6 +221,9 @@ def build(
     if lanes > 1:
         read = accesses[0] > 0
         accesses[0] *= score_passes(program, live, names.use_op, names.use_value, read)
+    left_out = caches.leave_out(program, names.use_op, names.use_value)
+    for accessed, without in zip(accesses, left_out, strict=True):
+        accessed[without] = 0.0
     rows = step_rows(program, names.use_op, names.use_index, written.by_product, lanes)
     op_runs = np.array(program.repeats, dtype=np.float64)
     room = _carried_sums(program, live, names.use_op, names.use_value)
@@ -282,6 +290,7 @@ def build(
         _rounded_stacks(program, product_operands, grouped),
         early,
         runs,
+        caches.turned(names.use_op, names.use_index, names.use_value, grouped.of_use),
     )  # fmt: skip
     around = rings
     if loops:
@@ -325,6 +334,7 @@ def build(
         row_moves=of_use_classes(rows.moves),
         row_kernels=of_use_classes(rows.kernels),
         row_pairs=of_use_classes(rows.pairs),
+        cache_copies=of_use_classes(caches.of_uses(program, names.use_op, names.use_index)),
         free=open_windows.free(Entity.USE_CLASS),
         share=np.minimum(
             _rounded(

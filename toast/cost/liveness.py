@@ -176,6 +176,7 @@ class LiveRanges:
     rounded: Lifetimes  # rounded copies of stacked arguments, by value class
     early: Bools  # [use classes] as :attr:`toast.cost.tables.UseClasses.early`
     reshard_runs: Ints  # [uses] as :func:`toast.cost.reshard_runs.reshard_runs`
+    caches: Lifetimes  # of caches in another layout, by use class
 
     @functools.cached_property
     def maker(self) -> Ints:
@@ -306,10 +307,12 @@ def liveness(
     delays: bool = False,
     recomputes_images: bool = False,
     copied: Bools | None = None,
+    carried_in_place: Collection[int] = (),
 ) -> Liveness:
     """The live ranges of a program with uses ``(use_op[i], use_value[i])``, in program order.
 
-    Values that are ``copied`` (``[values]``) never overwrite another.
+    Values that are ``copied`` (``[values]``) never overwrite another.  Those ``carried_in_place``
+    are in the buffers of donated arguments.
 
     ``lanes`` are the elements of a row of the tiles of a device, 1 for none.  XLA ``delays``
     products to hide all-gathers behind them, in loops until the iteration ends; on tiles, it delays
@@ -368,6 +371,7 @@ def liveness(
                 start[result] = 0
                 in_place[result] = False
     _share_loop_buffers(program, kind_of_op, aliased)
+    aliased[[*carried_in_place]] = True
     if copied is not None:
         aliased &= ~copied
     # A loop starts in the buffer of its initial value, if nothing else needs it.
@@ -529,7 +533,7 @@ def narrower_scores(program: Program, live: Liveness) -> Ints:
 
 
 def spreading(program: Program) -> list[int]:
-    """Slices that skip rows or lanes of tiles, and pads between these: kernels of their own.
+    """Slices that skip rows or lanes of tiles, and pads between elements: kernels of their own.
 
     Associative scans have them in the forward and the backward pass.  XLA's schedule has no time
     for such kernels.
@@ -542,16 +546,19 @@ def spreading(program: Program) -> list[int]:
 
 
 def _spreads(signature: Signature) -> bool:
-    """Whether an op skips elements of the last two dimensions, or puts others between them."""
+    """Whether an op skips elements of the last two dimensions, or puts others between elements.
+
+    Kernels fuse slices along other dimensions, but no pads.
+    """
     if signature.kind == "slice":
         apart, sizes = dimensions_in(signature, "strides"), signature.results[0].shape
-        skips = [step > 1 and size > 1 for step, size in zip(apart, sizes, strict=False)]
+        skips = [step > 1 and size > 1 for step, size in zip(apart, sizes, strict=False)][-2:]
     elif signature.kind == "pad":
         apart, sizes = dimensions_in(signature, "interior_padding"), signature.operands[0].shape
         skips = [step > 0 and size > 1 for step, size in zip(apart, sizes, strict=False)]
     else:
         return False
-    return any(skips[-2:]) and 0 not in sizes
+    return any(skips) and 0 not in sizes
 
 
 def _repeated(program: Program, kinds: list[str], lanes: int) -> dict[int, int]:

@@ -63,9 +63,9 @@ class ProductLayouts:
             signature, kind = program.signatures[op.signature], kinds[op.signature]
             if kind in GROUPED and index == 0:
                 layouts.again[use] = _TRANSPOSED * signature.operands[_GROUPS].shape[-1]
-            if kind != "dot_general" or (groups := _groups(signature, index)) is None:
+            if kind != "dot_general" or (groups := product_groups(signature, index)) is None:
                 continue
-            source, order, transposed = _layout(program, kinds, op.operands[index])
+            source, order, transposed = layout_of(program, op.operands[index])
             maker = kinds[program.ops[program.values[source].op].signature]
             if maker not in _FIXED or (fits(order, groups) and not transposed):
                 continue
@@ -89,10 +89,12 @@ def fits(order: Sequence[int], groups: Sequence[Sequence[int]]) -> bool:
     return len(runs) == len(set(runs)) and (len(runs) < 2 or runs[-1] != 0)
 
 
-def _groups(signature: Signature, index: int) -> tuple[Sequence[int], ...] | None:
-    """The dimensions of an operand by group; ``None`` for products with a vector.
+def product_groups(
+    signature: Signature, index: int, *, single: bool = False
+) -> tuple[Sequence[int], ...] | None:
+    """The dimensions of an operand by group; ``None`` for products with a ``single`` vector.
 
-    XLA computes these as sums, in any layout.
+    XLA for GPUs computes these as sums, in any layout.
     """
     batch, contracted = (
         [dimensions_in(signature, f"{side}_{name}_dimensions") for side in ("lhs", "rhs")]
@@ -106,18 +108,20 @@ def _groups(signature: Signature, index: int) -> tuple[Sequence[int], ...] | Non
         int(np.prod([operand.shape[d] for d in dims], dtype=np.float64))
         for operand, dims in zip(signature.operands, free, strict=True)
     ]
-    return None if min(sizes) == 1 else (batch[index], free[index], contracted[index])
+    return (
+        None if min(sizes) == 1 and not single else (batch[index], free[index], contracted[index])
+    )
 
 
-def _layout(program: Program, kinds: list[str], value: int) -> tuple[int, list[int], bool]:
+def layout_of(program: Program, value: int) -> tuple[int, list[int], bool]:
     """The value in memory that becomes an operand, the operand's layout, and whether it is new.
 
     The layout has the operand's dimensions from the outermost to the innermost one, without those
     of size 1.  It is new if dimensions are merged or split that are not next to one another.
     """
     chain = []
-    while kinds[program.ops[program.values[value].op].signature] in _PASSING:
-        chain.append(program.ops[program.values[value].op])
+    while program.kinds[program.makers[value]] in _PASSING:
+        chain.append(program.ops[program.makers[value]])
         value = chain[-1].operands[0]
     shape = program.values[value].type.shape
     order, transposed = list(range(len(shape))), False

@@ -215,6 +215,7 @@ class UseClasses(EntityTable):
     row_moves: Floats  # by loops that move all its rows, one after the other, in a step
     row_kernels: Floats  # kernels of a step that do it, one for each array
     row_pairs: Floats  # the same, one for two arrays
+    cache_copies: Floats  # :class:`toast.cost.stacked_caches.CacheCopy`, in a step
     free: Floats  # share of products that may run beside a reshard
     share: Floats  # bytes of an element at the use over those of the value's element
     looped: Bools  # [U, R] dimensions of which a product may use one shard after the other

@@ -26,6 +26,7 @@ from toast.cost.terms.buffers import (
     WholeSums,
     Workspaces,
 )
+from toast.cost.terms.cache_copies import CacheCopies
 from toast.cost.terms.kernels import (
     HostTransfers,
     KernelWork,
@@ -72,7 +73,8 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), LookupCopies(),
     SharedCopies(), WholeSums(), MergedSums(), HaloOperands(), SecondBuffers(), PartedOperands(),
     DelayedOperands(), ImagesInLanes(), WaitingOperands(), ImagesInBands(), SlicedSelections(),
-    AddedOperands(), AddedResults(), RoundedStacks(), StackCopies(), Workspaces(), RingBuffers(),
+    AddedOperands(), AddedResults(), RoundedStacks(), StackCopies(), CacheCopies(), Workspaces(),
+    RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums and of gathers.
