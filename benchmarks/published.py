@@ -5,8 +5,11 @@
 A case is a folder ``validation/SOURCE/CASE``.  Its ``case.toml`` has the configuration as the
 source states it, the cited numbers, and the program that is planned: a model of the zoo with
 options, or ``program.py`` with a function ``build(batch, sequence, **options)`` and
-``STRATEGIES``, in the folder of the case; ``code`` names a file of the source that cases share.
-``predicted.toml`` has the prediction that was recorded last.
+``STRATEGIES``, in the folder of the case.  A strategy may also be :class:`toast.Constraints`, with
+which TOAST plans; ``code`` names a file of the source that cases share.
+``predicted.toml`` has the prediction that was recorded last.  A case whose source leaves something
+open says what is ``assumed``; it is listed apart, is not in the figures of the others, and does not
+fail the run.
 
 The exit code is 1 if the error of a step or of a peak has grown by more than two points since, and
 2 for a case without its configuration.  ``--record`` writes the predictions and the table.
@@ -38,13 +41,14 @@ from toast.cost import CostModel
 from toast.errors import PlanError, ToastError
 from toast.evaluation.baselines import manual_states
 from toast.hardware import Mesh, load
-from toast.models import ZOO, Model, Strategies, build
+from toast.models import ZOO, Model, build
 from toast.plan import Prediction
 from toast.space import Space
 
 CASES = TOP / "validation"
 PAGE = TOP / "docs" / "fidelity.md"
-BEGIN, END = "<!-- published: begin -->\n", "<!-- published: end -->\n"
+#: The marks around the tables of the page: of full configurations, and of assumed ones.
+FULL, ASSUMED = "published", "published, in part assumed"
 GIB = 2.0**30
 
 #: By how much an error may grow before the run fails.
@@ -73,6 +77,8 @@ class Configuration(_Table, frozen=True, kw_only=True):
     parallelism: Text
     precision: Text
     recomputation: Text
+    #: What the source leaves open, and what is assumed for it.
+    assumed: str = ""
 
 
 class Cited(_Table, frozen=True, kw_only=True):
@@ -146,9 +152,14 @@ class Result:
         return found
 
     def grown(self) -> list[str]:
-        """What has become worse by more than :data:`MOST_GROWTH`, or has no record."""
+        """What has become worse by more than :data:`MOST_GROWTH`, or has no record.
+
+        The error of an assumed configuration says as much about what is assumed as about prices.
+        """
         if self.recorded is None:
             return [f"{self.name}: no prediction is recorded; record it: --record"]
+        if self.case.configuration.assumed:
+            return []
         before = self.errors(self.recorded)
         return [
             f"{self.name}: the error of the {what} has grown from {before[what]:.1%} to {now:.1%}"
@@ -211,7 +222,11 @@ def code_of(folder: pathlib.Path, case: Case) -> pathlib.Path:
     return folder.parent / code if code else folder / "program.py"
 
 
-def program_of(folder: pathlib.Path, case: Case) -> tuple[Model, Strategies]:
+#: As :data:`toast.models.Strategies`, or constraints within which TOAST plans.
+Offered = Mapping[str, Sequence[tuple[str, int, str]] | toast.Constraints]
+
+
+def program_of(folder: pathlib.Path, case: Case) -> tuple[Model, Offered]:
     """The program of a case, and its expert strategies."""
     sizes: dict[str, Any] = {"batch": case.batch, "sequence": case.configuration.sequence}
     sizes |= case.program.options
@@ -230,12 +245,19 @@ def predict(folder: pathlib.Path, case: Case) -> Predicted:
     program, strategies = program_of(folder, case)
     hardware = load(case.configuration.hardware)
     analysis = toast.analyze(program, platform=hardware.platform)
-    space = Space(analysis, Mesh.parse(case.program.mesh))
-    model = CostModel(space, hardware, overlap=case.program.overlap)
     name = case.program.strategy
     if name not in strategies:
         raise PlanError(f"{folder.name}: no strategy {name}; use one of {', '.join(strategies)}")
-    state = dict(manual_states(model, {name: strategies[name]})).get(name, space.initial)
+    strategy = strategies[name]
+    if isinstance(strategy, toast.Constraints):
+        plan = toast.plan(
+            analysis, mesh=case.program.mesh, hardware=hardware, overlap=case.program.overlap,
+            constraints=strategy,
+        )  # fmt: skip
+        return of_prediction(plan.after)
+    space = Space(analysis, Mesh.parse(case.program.mesh))
+    model = CostModel(space, hardware, overlap=case.program.overlap)
+    state = dict(manual_states(model, {name: strategy})).get(name, space.initial)
     sizes = dict(zip(space.mesh.names, space.axis_sizes.tolist(), strict=True))
     idle = [
         axis for number, (axis, size) in enumerate(sizes.items())
@@ -243,7 +265,11 @@ def predict(folder: pathlib.Path, case: Case) -> Predicted:
     ]  # fmt: skip
     if idle:
         raise PlanError(f"{folder.name}: strategy {name} shards nothing over {', '.join(idle)}")
-    found = Prediction.of(model.price(state[None]))
+    return of_prediction(Prediction.of(model.price(state[None])))
+
+
+def of_prediction(found: Prediction) -> Predicted:
+    """What is recorded of a prediction."""
     return Predicted(
         seconds=float(f"{found.step_seconds:.4g}"),
         peak_gib=float(f"{found.peak_bytes / GIB:.4g}"),
@@ -311,7 +337,7 @@ def line(result: Result) -> str:
 
 
 def summary(found: Sequence[Result]) -> str:
-    """The figures of all cases."""
+    """The figures of cases."""
     errors = [result.errors(result.predicted)["step"] for result in found]
     ratios = [result.predicted.seconds / result.case.cited.seconds for result in found]
     return (
@@ -320,10 +346,20 @@ def summary(found: Sequence[Result]) -> str:
     )
 
 
-def write_page(text: str) -> None:
-    """Put the table into docs/fidelity.md."""
-    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(head + BEGIN + text + "\n" + END + rest.split(END)[1], encoding="utf-8")
+def by_table(found: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each table: of cases that their sources state in full, and of the others."""
+    tables: dict[str, list[Result]] = {FULL: [], ASSUMED: []}
+    for result in found:
+        tables[ASSUMED if result.case.configuration.assumed else FULL].append(result)
+    return {name: rows for name, rows in tables.items() if rows}
+
+
+def write_page(name: str, found: Sequence[Result]) -> None:
+    """Put a table into docs/fidelity.md, with its summary if all in it is stated."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    head, rest = PAGE.read_text(encoding="utf-8").split(begin)
+    text = "\n".join([HEADER, *map(line, found), *(["", summary(found)] if name == FULL else [])])
+    PAGE.write_text(f"{head}{begin}{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
 
 
 def main() -> int:
@@ -344,12 +380,15 @@ def main() -> int:
     except ToastError as error:
         print(f"published.py: {error}", file=sys.stderr)
         return 2
-    print(f"\n{summary(found)}")
+    print()
+    for name, rows in by_table(found).items():
+        print(f"{'' if name == FULL else 'In part assumed: '}{summary(rows)}")
     if options.record:
         for (folder, _), result in zip(cases, found, strict=True):
             record(folder, result.predicted)
         if not options.only:
-            write_page("\n".join([HEADER, *map(line, found), "", summary(found)]))
+            for name, rows in by_table(found).items():
+                write_page(name, rows)
         return 0
     grown = [text for result in found for text in result.grown()]
     print(*grown, sep="\n", file=sys.stderr, end="\n" if grown else "")

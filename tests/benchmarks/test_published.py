@@ -28,7 +28,7 @@ def copied(tmp_path: pathlib.Path, old: str = "", new: str = "") -> pathlib.Path
 
 def test_every_case_can_be_read_and_has_a_recorded_prediction() -> None:
     folders = published.folders()
-    assert len(folders) >= 67
+    assert len(folders) >= 73
     for folder in folders:
         case = published.read_case(folder)
         assert published.recorded(folder), folder
@@ -166,3 +166,35 @@ def test_the_strategy_itself_is_predicted() -> None:
         overlap=case.program.overlap,
     )  # fmt: skip
     assert published.predict(folder, case).seconds > 1.02 * best.after.step_seconds
+
+
+def test_an_assumed_case_is_listed_apart_and_does_not_fail() -> None:
+    name = "gshard/512e-12l-v3-512"
+    case = published.read_case(published.CASES / name)
+    assert case.configuration.assumed
+    first, other = (published.Predicted(seconds=s, peak_gib=1.0, jax="1") for s in (0.4, 0.5))
+    result = published.Result(name, case, other, first)
+    assert result.grown() == []
+    full = published.Result(CASE, published.read_case(published.CASES / CASE), first, first)
+    tables = published.by_table([result, full])
+    assert tables == {published.FULL: [full], published.ASSUMED: [result]}
+    assert published.by_table([full]) == {published.FULL: [full]}
+
+
+def test_a_strategy_may_be_constraints() -> None:
+    """GShard's annotations and whole parameters, by which the experts' tokens are sent."""
+    folder = published.CASES / "gshard" / "512e-12l-v3-512"
+    case = published.read_case(folder)
+    model, strategies = published.program_of(folder, case)
+    plan = toast.plan(
+        model, mesh="expert=512", hardware="tpu-v3", constraints=strategies["annotated"]
+    )
+    counts = {c.kind: c.count for c in plan.after.collectives}
+    assert counts["all_to_all"] >= 6 * 4  # each layer of experts sends and returns, also gradients
+    split = {name for name, spec in plan.arguments.items() if "params" in name and any(spec)}
+    assert split == {
+        f"params['{stack}']['experts']['{weight}']"
+        for stack in ("encoder", "decoder")
+        for weight in ("up", "down")
+    }
+    assert published.predict(folder, case) == published.of_prediction(plan.after)
