@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import toast
+from toast.plan.prediction import fit_text
 
 
 def dropped(key: Any, x: Any, w: Any) -> Any:
@@ -23,16 +24,16 @@ def step(function: Any, w: Any, x: Any, key: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "implementation", "batch", "said"),
+    ("function", "implementation", "batch", "words"),
     [
-        (jax.checkpoint(dropped), "threefry2x32", 1 << 19, True),
-        (jax.checkpoint(dropped), "threefry2x32", 1 << 12, False),  # there is room
-        (jax.checkpoint(dropped), "rbg", 1 << 19, False),
-        (dropped, "threefry2x32", 1 << 19, False),
+        (jax.checkpoint(dropped), "threefry2x32", 1 << 19, "may not fit"),
+        (jax.checkpoint(dropped), "threefry2x32", 1 << 12, "fits"),  # there is room
+        (jax.checkpoint(dropped), "rbg", 1 << 19, "fits"),
+        (dropped, "threefry2x32", 1 << 19, "fits"),
     ],
 )
-def test_what_xla_may_write_of_them_is_said(
-    function: Any, implementation: str, batch: int, said: bool
+def test_what_xla_may_write_of_them_halves_the_odds_and_is_said(
+    function: Any, implementation: str, batch: int, words: str
 ) -> None:
     key = jax.eval_shape(functools.partial(jax.random.key, 0, impl=implementation))
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 512), (batch, 512))]
@@ -41,4 +42,8 @@ def test_what_xla_may_write_of_them_is_said(
         settings=toast.Settings(rounds=1),
     )  # fmt: skip
     assert plan.fits
+    assert fit_text(plan.fits, plan.after.fit_probability).startswith(f"{words} (")
+    said = "may not" in words
     assert ("random bits are computed again" in plan.note) is said
+    assert plan.after.peak_interval is not None
+    assert (plan.after.peak_interval.high > plan.memory_bytes) is said

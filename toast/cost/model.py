@@ -28,7 +28,7 @@ import numpy as np
 
 from toast.cost import bound, gathering, table_cache
 from toast.cost.axis_sets import PERMUTE, axis_numbers
-from toast.cost.entities import OP_SCOPES, Bools, Entity, Floats
+from toast.cost.entities import OP_SCOPES, Bools, Entity, Floats, Ints
 from toast.cost.error_bars import ErrorBars, Number, at_ratio, made_of
 from toast.cost.joint_sums import JointSum, PartialSums
 from toast.cost.layout import ExactLayout, Held, Layout, LocalLayout, held_by
@@ -36,6 +36,7 @@ from toast.cost.machine import Machine
 from toast.cost.policy_tables import PolicyTables, policy_tables
 from toast.cost.prices import Prices, Transfer, Worth, highest, joined
 from toast.cost.program_loops import loops_of
+from toast.cost.random_bits import CONSTANT_ARRAYS, recomputed_bits
 from toast.cost.region_collectives import stated_collectives
 from toast.cost.sliding_windows import EXCHANGING, exchanges
 from toast.cost.tables import Tables
@@ -287,7 +288,21 @@ class CostModel:
             peak_bytes=arguments + self.machine.in_memory(highest(growth)),
             argument_bytes=arguments,
             output_bytes=layout.use_memory[:, self.tables.results].sum(axis=1),
+            constant_bytes=self._constant_bytes(layout),
         )
+
+    def _constant_bytes(self, layout: Layout) -> Floats:
+        """``[S]`` bytes of the constants that XLA may write for random bits."""
+        bits = self._recomputed_bits
+        if self.hardware.lanes == 1 or not len(bits):
+            return np.zeros(len(layout.held))
+        return np.asarray(CONSTANT_ARRAYS * layout.value_bytes[:, bits].max(axis=1))
+
+    @functools.cached_property
+    def _recomputed_bits(self) -> Ints:
+        """The value classes of random bits that a backward pass computes again."""
+        bits = recomputed_bits(self.space.analysis.program)
+        return np.unique(self.tables.value_class[bits])
 
     def cost(self, prices: Prices | Worth, memory_bytes: float) -> Floats:
         """C(s) = RT(s) + MP(s), relative to the unsharded program (4.5): ``[S]``."""

@@ -27,6 +27,8 @@ class Prices:
     peak_bytes: Floats  #: [S] arguments and temporaries at the peak
     argument_bytes: Floats  #: [S] arguments
     output_bytes: Floats  #: [S] results, also those in donated arguments
+    #: [S] besides the peak: constants that XLA may write (:mod:`toast.cost.random_bits`)
+    constant_bytes: Floats
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,28 @@ _OPERATIONS = frozenset({
 })  # fmt: skip
 
 
+#: The arrays of the size of random bits that XLA writes for one kernel, where it writes any.
+CONSTANT_ARRAYS = 31
+
+#: The passes in which random bits are computed again.
+_AGAIN = frozenset({"recomputed", "backward"})
+
+
+def recomputed_bits(program: Program) -> list[int]:
+    """Random bits that a backward pass computes again, from integers (Threefry).
+
+    XLA for TPUs may run a collective beside the product whose kernel computes them.  Such a kernel
+    has every constant as an operand, each an array as large as the bits
+    (:data:`CONSTANT_ARRAYS`).  It does so in about half of the programs that were compiled for it.
+    """
+    return [
+        op.results[0]
+        for kind, each, op in zip(program.kinds, program.passes, program.ops, strict=True)
+        if kind == "xor" and each in _AGAIN
+        and program.values[op.results[0]].type.dtype == _BITS
+    ]  # fmt: skip
+
+
 def bit_operations(
     program: Program, live: Liveness, flops: Floats, flops_beside: float, elements_beside: float
 ) -> Floats:

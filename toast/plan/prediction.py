@@ -78,15 +78,27 @@ class Prediction:
             output_bytes=float(prices.output_bytes[index]),
         )
 
-    def with_error_bars(self, model: CostModel, memory_bytes: float) -> Prediction:
-        """The prediction with the error bars of its model; ``memory_bytes`` is the limit."""
+    def with_error_bars(
+        self, model: CostModel, memory_bytes: float, constant_bytes: float = 0.0
+    ) -> Prediction:
+        """The prediction with the error bars of its model.
+
+        :param memory_bytes: the limit.
+        :param constant_bytes: that of :class:`toast.cost.Prices`, which XLA needs besides in half
+            of all programs.
+        """
         bars, memory = model.error_bars, (self.argument_bytes, self.peak_bytes)
         exposed = exposed_share(self.step_seconds, self.collective_seconds, self.hidden_seconds)
+        peak, fits = bars.peak_interval(*memory), bars.fit_probability(*memory, memory_bytes)
+        if constant_bytes:
+            more = (self.argument_bytes, self.peak_bytes + constant_bytes)
+            peak = peak._replace(high=max(peak.high, more[1]))
+            fits = (fits + bars.fit_probability(*more, memory_bytes)) / 2
         return dataclasses.replace(
             self,
             step_interval=bars.step_interval(self.step_seconds, exposed),
-            peak_interval=bars.peak_interval(*memory),
-            fit_probability=bars.fit_probability(*memory, memory_bytes),
+            peak_interval=peak,
+            fit_probability=fits,
         )
 
     @property
