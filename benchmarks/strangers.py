@@ -13,8 +13,12 @@ local``, TOAST writes the program of one device, and the table is benchmarks/str
 
 ``error_bars.py`` learns error bars from the table.
 
+Seeds from 20000 stand for the programs of ``engineers.py``, which nothing draws:
+
+    python benchmarks/strangers.py --table benchmarks/engineers.csv --seeds 20000:20016 --plans 0
+
 The steps take the compiler longest: ``--timed`` adds them to plans that have none.  ``--price``
-predicts all rows again with present prices.  ``--page`` writes the figures of both tables into
+predicts all rows again with present prices.  ``--page`` writes the figures of all tables into
 docs/fidelity.md.
 
 This needs libtpu, but no TPU, and a minute or two for a program.  A plan that the compiler refuses
@@ -46,6 +50,7 @@ import toast
 from toast.analysis import Lowering
 from toast.cli.elapsed import steps
 from toast.cost import CostModel, break_down
+from toast.cost.error_bars import exposed_share
 from toast.cost.liveness import spreading
 from toast.errors import ToastError
 from toast.evaluation.baselines import manual_states
@@ -64,6 +69,8 @@ TABLES: dict[Lowering, pathlib.Path] = {
 }
 #: The table of programs with many layers that are not scanned (``--table``, seeds from 10000).
 DEEP = TABLE.with_stem("strangers_deep")
+#: The table of programs as engineers write them (``--table``), and the seed of the first one.
+ENGINEERS, FIRST_ENGINEER = TABLE.with_stem("engineers"), 20_000
 MIB, GIB = 2.0**20, 2.0**30
 
 #: Seconds of a search; without a limit, the few largest programs take most of the time.
@@ -116,6 +123,11 @@ class Row:
     program: str
     #: The state of the space, compressed, as text.
     state: str
+    #: The ends of the 80 % intervals, the step's as the scheduler sees it; NaN if not known.
+    peak_low_gib: float = dataclasses.field(default=float("nan"), kw_only=True)
+    peak_high_gib: float = dataclasses.field(default=float("nan"), kw_only=True)
+    step_low_ms: float = dataclasses.field(default=float("nan"), kw_only=True)
+    step_high_ms: float = dataclasses.field(default=float("nan"), kw_only=True)
 
     @property
     def held_out(self) -> bool:
@@ -156,6 +168,7 @@ class Row:
 PREDICTED = (
     "arguments_gib", "peak_gib", "sent_mib", "step_ms", "scheduled_step_ms", "products_ms",
     "memory_ms", "collectives_ms", "exposed_ms", "unstated_ms", "collectives",
+    "peak_low_gib", "peak_high_gib", "step_low_ms", "step_high_ms",
 )  # fmt: skip
 
 _Row = TypeVar("_Row", bound=Row)
@@ -183,11 +196,15 @@ def rows_in(path: pathlib.Path, kind: type[_Row]) -> list[_Row]:
 
 
 def write(rows: Sequence[Row], path: pathlib.Path = TABLE) -> None:
-    """Write the table, sorted by seeds."""
-    kind = type(rows[0]) if rows else Row
-    lines: list[list[object]] = [[field.name for field in dataclasses.fields(kind)]]
+    """Write the table, sorted by seeds; without columns that no row has."""
+    names = [
+        field.name
+        for field in dataclasses.fields(type(rows[0]) if rows else Row)
+        if field.default is dataclasses.MISSING or any(getattr(r, field.name) > 0 for r in rows)
+    ]
+    lines: list[list[object]] = [[*names]]
     for row in sorted(rows, key=lambda row: row.seed):
-        values = dataclasses.astuple(row)
+        values = [getattr(row, name) for name in names]
         lines.append([f"{v:.5g}" if isinstance(v, float) else v for v in values])
     with path.with_suffix(".new").open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(lines)
@@ -216,6 +233,15 @@ def unpacked(text: str, like: States) -> States:
     return np.frombuffer(data, dtype=like.dtype).reshape(like.shape)
 
 
+def program_of(seed: int) -> grammar.Stranger:
+    """The program of a seed."""
+    if seed < FIRST_ENGINEER:
+        return grammar.draw(seed)
+    import engineers  # needs optax
+
+    return engineers.program(seed - FIRST_ENGINEER)
+
+
 class Scheduled(NamedTuple):
     """A step as XLA's scheduler sees it, its kernels, and those of them that it leaves out."""
 
@@ -240,6 +266,25 @@ def scheduled(model: CostModel, state: States) -> Scheduled:
     )  # fmt: skip
 
 
+def predictions_of(
+    models: tuple[CostModel, CostModel], state: States
+) -> tuple[Prediction, Scheduled]:
+    """What is predicted of a state; the interval of the step is of that which the scheduler sees.
+
+    XLA's figure is that of its scheduler, so only this interval can be compared with it.
+    """
+    model, other = models
+    bare, seen = Prediction.of(model.price(state[None])), scheduled(other, state)
+    exposed = exposed_share(bare.step_seconds, bare.collective_seconds, bare.hidden_seconds)
+    bars = model.error_bars
+    predicted = dataclasses.replace(
+        bare,
+        step_interval=bars.step_interval(seen.seconds, exposed),
+        peak_interval=bars.peak_interval(bare.argument_bytes, bare.peak_bytes),
+    )
+    return predicted, seen
+
+
 def row_of(
     stranger: grammar.Stranger, plan: str, found: bool, limit: float, predicted: Prediction,
     seen: Scheduled, verdict: Verdict | None, error: str, state: str,
@@ -257,6 +302,9 @@ def row_of(
             step, kernels = verdict.schedule.seconds, verdict.schedule.compute_seconds
             collectives = verdict.schedule.collective_seconds
     exposed = predicted.collective_seconds - predicted.hidden_seconds
+    peaks, step_range = (each or (nan, nan) for each in (
+        predicted.peak_interval, predicted.step_interval
+    ))  # fmt: skip
     return Row(
         stranger.seed, plan, error, stranger.hardware, stranger.mesh, limit / GIB, int(found),
         predicted.argument_bytes / GIB, arguments, predicted.peak_bytes / GIB, peak, live,
@@ -266,7 +314,8 @@ def row_of(
         1e3 * predicted.collective_seconds, 1e3 * collectives, 1e3 * exposed,
         1e3 * (step - kernels), 1e3 * seen.left_out, moved(predicted.collectives),
         moved(verdict.collectives) if verdict else "", seconds, ", ".join(stranger.words),
-        state,
+        state, peak_low_gib=peaks[0] / GIB, peak_high_gib=peaks[1] / GIB,
+        step_low_ms=1e3 * step_range[0], step_high_ms=1e3 * step_range[1],
     )  # fmt: skip
 
 
@@ -332,9 +381,9 @@ def judged(
     state: States, *, lowering: Lowering, full: bool,
 ) -> Row:  # fmt: skip
     """The row of a plan, which is compiled; ``full`` for the step, too."""
-    model, other = models
+    model = models[0]
     hardware, program = model.hardware, model.space.analysis.program
-    predicted = Prediction.of(model.price(state[None]))
+    predicted, seen = predictions_of(models, state)
     verdict, error, shardings = None, "", shardings_of(model, state)
     try:
         local = lowered_state(model, state).module if lowering == "local" else None
@@ -342,14 +391,14 @@ def judged(
     except ToastError as problem:
         error = str(problem)
     return row_of(
-        stranger, plan, found, hardware.memory_limit_bytes, predicted, scheduled(other, state),
-        verdict, error, packed(state),
+        stranger, plan, found, hardware.memory_limit_bytes, predicted, seen, verdict, error,
+        packed(state),
     )  # fmt: skip
 
 
 def judged_again(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
     """The rows of one program, compiled and predicted again; those with steps in full."""
-    stranger = grammar.draw(rows[0].seed)
+    stranger = program_of(rows[0].seed)
     models = models_of(stranger, lowering)
     for row in rows:
         state = unpacked(row.state, models[0].space.initial)
@@ -361,7 +410,7 @@ def judged_again(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
 
 def timed(rows: Sequence[Row], lowering: Lowering, limit_s: float) -> Iterator[Row]:
     """The rows of one program; those without steps are compiled to the end until ``limit_s``."""
-    stranger = grammar.draw(rows[0].seed)
+    stranger = program_of(rows[0].seed)
     models = models_of(stranger, lowering)
     begin = time.monotonic()
     for row in rows:
@@ -381,7 +430,7 @@ def priced(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
     known = [row for row in rows if row.state]
     yield from (row for row in rows if not row.state)
     if known:
-        stranger = grammar.draw(known[0].seed)
+        stranger = program_of(known[0].seed)
         yield from priced_by(models_of(stranger, lowering), stranger, known)
 
 
@@ -389,12 +438,11 @@ def priced_by(
     models: tuple[CostModel, CostModel], stranger: grammar.Stranger, rows: Sequence[_Row]
 ) -> Iterator[_Row]:
     """The rows with the predictions of the cost models of their program."""
-    model, other = models
     for row in rows:
-        state = unpacked(row.state, model.space.initial)
+        state = unpacked(row.state, models[0].space.initial)
         new = row_of(
-            stranger, row.plan, bool(row.found), 0.0, Prediction.of(model.price(state[None])),
-            scheduled(other, state), None, "", row.state,
+            stranger, row.plan, bool(row.found), 0.0, *predictions_of(models, state), None, "",
+            row.state,
         )  # fmt: skip
         yield dataclasses.replace(row, **{name: getattr(new, name) for name in PREDICTED})
 
@@ -410,6 +458,17 @@ def errors(pairs: Sequence[tuple[float, float]]) -> str:
     sizes = np.abs(found)
     worst = found[int(np.argmax(sizes))]
     return f"{np.median(sizes):.1%} | {np.quantile(sizes, 0.9):.1%} | {worst:+.0%}"
+
+
+def covered(figures: Sequence[tuple[float, float, float]]) -> str:
+    """How many of the compiler's figures are in their intervals: (low, the compiler's, high)."""
+    known = [each for each in figures if each[1] > 0 and each[0] > 0]
+    if not known:
+        return "-"
+    # Arguments are exact but for padding; a peak of arguments alone is within.
+    within = sum(0.999 * low <= theirs <= high for low, theirs, high in known)
+    above = sum(theirs > high for _, theirs, high in known)
+    return f"{within} of {len(known)} ({within / len(known):.0%}), {above} above"
 
 
 def regrets(rows: Sequence[Row]) -> dict[int, float]:
@@ -469,6 +528,8 @@ def report(rows: Sequence[Row]) -> str:
             errors([(row.stated_step_ms, row.xla_step_ms) for row in timed]),
             errors([(row.kernels_ms, row.xla_kernels_ms) for row in timed]),
             errors([(row.sent_mib, row.xla_sent_mib) for row in done if row.xla_sent_mib > 1]),
+            covered([(row.peak_low_gib, row.xla_peak_gib, row.peak_high_gib) for row in judged]),
+            covered([(row.step_low_ms, row.known_step_ms, row.step_high_ms) for row in timed]),
             f"{wrongly} of {len(said)}",
             f"{timid} of {len(judged)}",
             f"{finite.mean():.3f} | {np.quantile(finite, 0.95):.2f} | {finite.max():.2f}"
@@ -483,12 +544,15 @@ def report(rows: Sequence[Row]) -> str:
         f"of plans that need less than {_LITTLE:.0%}",
         "step, with the collectives of XLA's schedule: the same",
         "step, with those that exist: the same", "kernels: the same",
-        "bytes sent: the same", "said to fit, and do not", "said not to fit, and do",
+        "bytes sent: the same", "peak within the 80 % interval", "step within the 80 % interval",
+        "said to fit, and do not", "said not to fit, and do",
         "regret: mean, 95th percentile, worst", "plan ranked first does not fit", "plans lost",
     )  # fmt: skip
     lines = ["| | " + " | ".join(halves) + " |", "| --- |" + " --- |" * len(halves)]
     for number, name in enumerate(names):
-        cells = (column[number].replace(" | ", ", ") for column in columns)
+        cells = [column[number].replace(" | ", ", ") for column in columns]
+        if "interval" in name and {*cells} == {"-"}:  # a table without intervals
+            continue
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     reasons = collections.Counter(
         row.verdict[:100] for row in rows if row.verdict not in ("compiled", "out of memory")
@@ -573,7 +637,7 @@ def main() -> None:
     done = {row.seed for row in rows}
     left = [seed for seed in options.seeds if seed not in done and not options.report]
     for seed in steps(left, lambda seed: f"seed {seed}"):
-        stranger = grammar.draw(seed)
+        stranger = program_of(seed)
         print(f"{seed}: {stranger.hardware}, {stranger.mesh}: {', '.join(stranger.words)}")
         new: list[Row] = []
         try:
@@ -632,6 +696,7 @@ def main() -> None:
         text = pages(read(TABLES["xla"]), read(TABLES["local"]))
         write_block(PAGE, "strangers", text)
         write_block(PAGE, "deep strangers", deep_page(read(DEEP)))
+        write_block(PAGE, "engineers", report(read(ENGINEERS)))
 
 
 if __name__ == "__main__":
