@@ -22,16 +22,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from grammar import Stranger, shape
+from grammar import ENGINEERS, Stranger, shape
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from toast.models import Model
 
 Steps = list[tuple[str, int, str]]
-
-#: The seed of the first program, which ``strangers.py`` has as ``FIRST_ENGINEER``.
-FIRST = 20_000
 
 bf16, f32, i32 = jnp.bfloat16, jnp.float32, jnp.int32
 
@@ -54,8 +51,8 @@ def program(number: int) -> Stranger:
     chosen = PROGRAMS[number]
     model = chosen.build()
     return Stranger(
-        FIRST + number, model, {chosen.expert: chosen.plan(model)}, chosen.hardware, chosen.mesh,
-        chosen.words,
+        ENGINEERS + number, model, {chosen.expert: chosen.plan(model)},
+        chosen.hardware, chosen.mesh, chosen.words,
     )  # fmt: skip
 
 
@@ -179,7 +176,7 @@ def trained(name: str, loss: Any, params: Any, optimizer: Any, batch: dict[str, 
 
 def gpt2() -> Model:
     """GPT-2 with dropout, layers recomputed, AdamW with clipping and a schedule."""
-    layers, batch, length, width, heads, vocabulary = 2, 32, 1024, 768, 12, 50304
+    layers, batch, length, width, heads, vocabulary = 2, 128, 1024, 768, 12, 50304
     layer = {
         "ln_1": norm_shapes(width), "ln_2": norm_shapes(width),
         "qkv": dense_shapes(width, 3 * width), "out": dense_shapes(width, width),
@@ -310,7 +307,7 @@ def vit() -> Model:
 
 def experts() -> Model:
     """Experts with a capacity, the best two of each token, by einsums as in GShard; AdamW."""
-    layers, batch, length, width, heads, hidden, number = 2, 32, 512, 1024, 16, 4096, 8
+    layers, batch, length, width, heads, hidden, number = 2, 64, 512, 1024, 16, 4096, 8
     vocabulary, size, room = 32000, 64, int(1.25 * 2 * 512 / 8)
     params = {
         "embed": shape(vocabulary, width), "norm": shape(width),
@@ -450,7 +447,7 @@ def two_towers() -> Model:
 
 def unet() -> Model:
     """A denoiser of 64 by 64 images: group norms, skips, Adam, and an average of the weights."""
-    batch, size, channels = 256, 64, (128, 256, 512)
+    batch, size, channels = 512, 64, (128, 256, 512)
 
     def block_shapes(inside: int, outside: int) -> dict[str, Any]:
         return {
@@ -862,7 +859,7 @@ def palm() -> Model:
 
 def ppo() -> Model:
     """An actor and a critic on frames of games: advantages, then four minibatches in a scan."""
-    steps, games, parts, actions = 128, 512, 4, 18
+    steps, games, parts, actions = 128, 1024, 4, 18
     params = {
         "conv_1": shape(8, 8, 4, 32), "conv_2": shape(4, 4, 32, 64), "conv_3": shape(3, 3, 64, 64),
         "hidden": dense_shapes(3136, 512), "actor": dense_shapes(512, actions),
@@ -1111,7 +1108,7 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         ("PPO", "frames", "minibatches", "Adam"), ppo, "tpu-v5e", "data=8", "data parallel",
-        lambda _: [("rollout*", 1, "all"), ("last", 0, "all")],
+        rows("rollout*"),
     ),
     Program(
         ("U-Net", "group norm", "average of weights", "Adam"), unet, "tpu-v6e", "data=2,model=4",

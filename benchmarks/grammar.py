@@ -56,6 +56,8 @@ class Stranger:
 
 #: The first seed of programs with many layers that are not scanned.
 DEEP = 10_000
+#: The first seed of the programs of ``engineers.py``, which nothing draws.
+ENGINEERS = 20_000
 
 
 class Draw:

@@ -69,8 +69,8 @@ TABLES: dict[Lowering, pathlib.Path] = {
 }
 #: The table of programs with many layers that are not scanned (``--table``, seeds from 10000).
 DEEP = TABLE.with_stem("strangers_deep")
-#: The table of programs as engineers write them (``--table``), and the seed of the first one.
-ENGINEERS, FIRST_ENGINEER = TABLE.with_stem("engineers"), 20_000
+#: The table of programs as engineers write them (``--table``, seeds from 20000).
+ENGINEERS = TABLE.with_stem("engineers")
 MIB, GIB = 2.0**20, 2.0**30
 
 #: Seconds of a search; without a limit, the few largest programs take most of the time.
@@ -235,11 +235,11 @@ def unpacked(text: str, like: States) -> States:
 
 def program_of(seed: int) -> grammar.Stranger:
     """The program of a seed."""
-    if seed < FIRST_ENGINEER:
+    if seed < grammar.ENGINEERS:
         return grammar.draw(seed)
     import engineers  # needs optax
 
-    return engineers.program(seed - FIRST_ENGINEER)
+    return engineers.program(seed - grammar.ENGINEERS)
 
 
 class Scheduled(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import pathlib
 
@@ -10,6 +11,7 @@ import jax
 import pytest
 
 from tests.benchmarks.test_evaluation import loaded
+from toast.paths import matches
 
 grammar, strangers = loaded("grammar"), loaded("strangers")
 
@@ -46,6 +48,24 @@ def test_programs_can_be_traced_and_experts_find_their_arguments(seed: int) -> N
     assert all(stranger.strategies.values())
 
 
+@pytest.mark.parametrize("number", range(16))
+def test_programs_of_engineers_can_be_traced_and_experts_find_their_arguments(number: int) -> None:
+    pytest.importorskip("optax")
+    loaded("engineers")
+    stranger = strangers.program_of(grammar.ENGINEERS + number)
+    assert stranger.seed == grammar.ENGINEERS + number
+    model = stranger.model
+    jax.eval_shape(model.function, *model.arguments)
+    names = inspect.signature(model.function).parameters
+    paths = [
+        f"{name}{jax.tree_util.keystr(path)}"
+        for name, argument in zip(names, model.arguments, strict=True)
+        for path, _ in jax.tree_util.tree_leaves_with_path(argument)
+    ]
+    for steps in stranger.strategies.values():
+        assert all(any(matches(pattern, path) for path in paths) for pattern, _, _ in steps)
+
+
 def test_regret_is_that_of_the_plan_that_we_rank_first() -> None:
     rows = [row(0, "a", 2.0, 3.0), row(0, "b", 1.0, 4.0), row(0, "c", 3.0, 2.0)]
     assert strangers.regrets(rows) == {0: 2.0}
@@ -72,6 +92,21 @@ def test_the_report_keeps_both_halves_apart(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "rows.csv"
     strangers.write(rows, path)
     assert strangers.read(path) == rows
+
+
+def test_intervals_are_reported_and_written_if_they_are_known(tmp_path: pathlib.Path) -> None:
+    ends = ("peak_low_gib", "peak_high_gib", "step_low_ms", "step_high_ms")
+    unknown = [row(0, "a", 1.0, 1.0, **dict.fromkeys(ends, math.nan))]
+    strangers.write(unknown, tmp_path / "unknown.csv")
+    assert "peak_low_gib" not in (tmp_path / "unknown.csv").read_text()
+    assert math.isnan(strangers.read(tmp_path / "unknown.csv")[0].step_high_ms)
+    assert "interval" not in strangers.report(unknown)
+    known = [row(0, "a", 1.0, theirs, step_low_ms=0.8, step_high_ms=1.5) for theirs in (0.7, 1, 2)]
+    strangers.write(known, tmp_path / "known.csv")
+    assert strangers.read(tmp_path / "known.csv") == known
+    text = strangers.report(known)
+    assert "| peak within the 80 % interval | 3 of 3 (100%), 0 above | - |" in text
+    assert "| step within the 80 % interval | 1 of 3 (33%), 1 above | - |" in text
 
 
 def test_lost_programs_stay_if_all_are_predicted_again() -> None:
