@@ -447,7 +447,7 @@ def two_towers() -> Model:
 
 def unet() -> Model:
     """A denoiser of 64 by 64 images: group norms, skips, Adam, and an average of the weights."""
-    batch, size, channels = 512, 64, (128, 256, 512)
+    batch, size, channels = 512, 64, (128, 256)
 
     def block_shapes(inside: int, outside: int) -> dict[str, Any]:
         return {

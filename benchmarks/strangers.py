@@ -583,10 +583,10 @@ def pages(annotated: Sequence[Row], local: Sequence[Row]) -> str:
     return "\n".join(text)
 
 
-def deep_page(rows: Sequence[Row]) -> str:
-    """The lines of the report of programs that are compiled for their memory alone."""
+def known_lines(rows: Sequence[Row]) -> str:
+    """The lines of the report in which one of the halves has figures."""
     lines = report(rows).splitlines()
-    unknown = "| - | - |", "0 of 0 | 0 of 0 |"
+    unknown = "| - | - |", "0 of 0 | 0 of 0 |", "- (0 plans) | - (0 plans) |"
     return "\n".join(line for line in lines if not line.endswith(unknown))
 
 
@@ -695,8 +695,8 @@ def main() -> None:
     if options.page:
         text = pages(read(TABLES["xla"]), read(TABLES["local"]))
         write_block(PAGE, "strangers", text)
-        write_block(PAGE, "deep strangers", deep_page(read(DEEP)))
-        write_block(PAGE, "engineers", report(read(ENGINEERS)))
+        write_block(PAGE, "deep strangers", known_lines(read(DEEP)))
+        write_block(PAGE, "engineers", known_lines(read(ENGINEERS)))
 
 
 if __name__ == "__main__":
