@@ -274,13 +274,15 @@ def predictions_of(
     XLA's figure is that of its scheduler, so only this interval can be compared with it.
     """
     model, other = models
-    bare, seen = Prediction.of(model.price(state[None])), scheduled(other, state)
+    prices, seen = model.price(state[None]), scheduled(other, state)
+    bare = Prediction.of(prices).with_error_bars(
+        model, model.hardware.memory_limit_bytes, float(prices.constant_bytes[0])
+    )
     exposed = exposed_share(bare.step_seconds, bare.collective_seconds, bare.hidden_seconds)
     bars = model.error_bars
     predicted = dataclasses.replace(
         bare,
         step_interval=bars.step_interval(seen.seconds, exposed),
-        peak_interval=bars.peak_interval(bare.argument_bytes, bare.peak_bytes),
     )
     return predicted, seen
 

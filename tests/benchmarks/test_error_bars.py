@@ -54,7 +54,7 @@ def test_programs_that_the_fit_has_not_seen_are_covered(law) -> None:  # type: i
         assert np.mean(within) == pytest.approx(odds, abs=0.1)
 
 
-def test_first_predictions_have_half_of_the_weight(law) -> None:  # type: ignore[no-untyped-def]
+def test_two_kinds_have_half_of_the_weight_each(law) -> None:  # type: ignore[no-untyped-def]
     known, first = drawn(40, 0), drawn(20, 2)
     farther = error_bars.learned(known, dataclasses.replace(first, ratio=3.0 * first.ratio))
     assert farther.scale == law.scale
