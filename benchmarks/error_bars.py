@@ -5,8 +5,8 @@
 It predicts all rows of benchmarks/strangers.csv and benchmarks/engineers.csv with present prices,
 learns the distribution of XLA's figure over ours from the open half of the programs (even seeds),
 and writes toast/cost/error_bars.toml.  Then it prints how often XLA's figures are within the
-intervals, in the open halves and in those that are held out.  ``--page`` writes this table into docs/fidelity.md.
-``--check`` learns nothing: it prints the table for the intervals in the file.
+intervals, in the open halves and in those that are held out.  ``--page`` writes this table into
+docs/fidelity.md.  ``--check`` learns nothing: it prints the table for the intervals in the file.
 
 What a program is made of (``toast.cost.error_bars.MADE_OF``) enters one by one, as long as this
 makes programs of the grammar likelier that were left out of the fit.  A third of the weight of the
@@ -15,8 +15,8 @@ prices have been tuned on the open half.  A third is that of first predictions, 
 because what they missed most has been mended: benchmarks/first_predictions.csv has those of the
 programs drawn last, by the prices of the day on which each was drawn.  What a program is made of is
 that of present prices.  The last third is that of programs as engineers write them, which the fit
-has not seen: they differ more from prices than any that a grammar draws.  One more program, drawn from a distribution with heavy tails, stands for those that
-the corpus does not have.
+has not seen: they differ more from prices than any that a grammar draws.  One more program, drawn
+from a distribution with heavy tails, stands for those that the corpus does not have.
 
 It takes a few seconds for a program, and compiles nothing.
 """
