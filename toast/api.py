@@ -30,6 +30,7 @@ from toast.plan import (
     Plan,
     Saved,
     apply_saved,
+    cache_copy_notes,
     check_axes,
     check_program,
     is_survey,
@@ -541,6 +542,7 @@ def plan(
             *(reshard.text for reshard in best.step_reshards),
             *small_collective_notes(best.transfers, best.after.step_seconds),
             *random_bit_notes(best),
+            *cache_copy_notes(best),
         ]
         # Without padding, the note has its result, which no search of a padded program improves.
         gain = _padding_gain(

@@ -1,6 +1,7 @@
 """Ninth stage: plans, their reasons, and plan files."""
 
 from toast.files import is_plan
+from toast.plan.cache_copy_notes import cache_copy_notes
 from toast.plan.diff import (
     ActionChange,
     Change,
@@ -78,6 +79,7 @@ __all__ = [
     "Step",
     "WhyNot",
     "apply_saved",
+    "cache_copy_notes",
     "check_axes",
     "check_program",
     "describe_value",

@@ -1,0 +1,35 @@
+"""A note on caches that XLA copies in loops over layers, as in decode steps on TPUs."""
+
+from __future__ import annotations
+
+from toast.cost.stacked_caches import stacked_caches
+from toast.cost.terms.cache_copies import CacheCopies
+from toast.plan.plan import Plan
+from toast.units import time_text
+
+#: The share of a step from which copies are said.
+_SAID = 0.1
+
+
+def cache_copy_notes(plan: Plan) -> list[str]:
+    """A line if copies of stacked caches take a tenth of the step or more.
+
+    See :mod:`toast.cost.stacked_caches`.
+    """
+    layout = plan.model.layout(plan.state[None])
+    spent = sum(
+        float(seconds.sum()) for term, seconds in plan.model.work(layout)
+        if isinstance(term, CacheCopies)
+    )  # fmt: skip
+    if spent < _SAID * plan.after.step_seconds:
+        return []
+    program = plan.analysis.program
+    first = min(copy.op for copy in stacked_caches(program).copies)
+    return [
+        f"copies of caches take {time_text(spent)} of the step ({program.describe(first)}): XLA "
+        "updates a donated stack of caches in place if a loop over the layers carries it, with "
+        "heads before keys ([layers, batch, heads, keys, size])"
+    ]
+
+
+__all__ = ["cache_copy_notes"]
