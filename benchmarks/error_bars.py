@@ -113,8 +113,11 @@ class Sample:
     scheduled_seconds: float
     #: What the program and the plan are made of.
     made: Mapping[str, float]
-    #: That of :class:`toast.cost.Prices`.
-    constant_bytes: float = 0.0
+
+    @property
+    def constant_bytes(self) -> float:
+        """That of the prediction."""
+        return self.predicted.constant_bytes
 
     @property
     def of_engineers(self) -> bool:
@@ -168,14 +171,12 @@ def samples() -> Iterator[Sample]:
         for row in rows:
             if row.seed == seed and (row.compiled or row.verdict == "out of memory"):
                 state = strangers.unpacked(row.state, model.space.initial)
-                prices = model.price(state[None])
-                found = Prediction.of(prices)
+                found = Prediction.of(model.price(state[None]))
                 exposed = exposed_share(
                     found.step_seconds, found.collective_seconds, found.hidden_seconds
                 )
                 seconds = strangers.scheduled(other, state).seconds
-                made = {**model.made_of, "exposed": exposed}
-                yield Sample(row, found, seconds, made, float(prices.constant_bytes[0]))
+                yield Sample(row, found, seconds, {**model.made_of, "exposed": exposed})
         jax.clear_caches()
         gc.collect()
 

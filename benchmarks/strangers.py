@@ -274,10 +274,8 @@ def predictions_of(
     XLA's figure is that of its scheduler, so only this interval can be compared with it.
     """
     model, other = models
-    prices, seen = model.price(state[None]), scheduled(other, state)
-    bare = Prediction.of(prices).with_error_bars(
-        model, model.hardware.memory_limit_bytes, float(prices.constant_bytes[0])
-    )
+    bare, seen = Prediction.of(model.price(state[None])), scheduled(other, state)
+    bare = bare.with_error_bars(model, model.hardware.memory_limit_bytes)
     exposed = exposed_share(bare.step_seconds, bare.collective_seconds, bare.hidden_seconds)
     bars = model.error_bars
     predicted = dataclasses.replace(

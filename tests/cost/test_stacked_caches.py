@@ -95,7 +95,7 @@ def copies(analysis: toast.Analysis) -> dict[str, float]:
     """The copies of a step in layers' caches, by kind of the op that needs them."""
     program, found = analysis.program, dict[str, float]()
     layer = BATCH * KEYS * HEADS * SIZE
-    for copy in stacked_caches(program).copies:
+    for copy in stacked_caches(program, tiles=True).copies:
         share = program.elements[program.ops[copy.op].operands[copy.operand]] / layer
         kind = program.kinds[copy.op]
         found[kind] = found.get(kind, 0.0) + copy.copies * program.repeats[copy.op] * share
@@ -132,6 +132,103 @@ def test_loops_that_carry_caches_turn_the_stack_unless_heads_are_before_keys() -
     assert copies(analyzed(carried("bgtd"), "bgtd", donate=False)) == {"carry": LAYERS}
 
 
+def in_place(step: Callable[..., Any], order: str = "bgtd", *, tiles: bool = True) -> bool:
+    """Whether the donated caches of a step are carried in their buffer."""
+    analysis = analyzed(step, order)
+    return bool(stacked_caches(analysis.program, tiles=tiles).in_place)
+
+
+def written(caches: Any, new: Any, position: Any) -> Any:
+    return jax.lax.dynamic_update_slice(
+        caches, jnp.expand_dims(new, (0, 3)), (0, 0, 0, position, 0)
+    )
+
+
+def looped(body: Callable[..., Any], *, twice: bool = False) -> Callable[..., Any]:
+    """A loop over layers that carries caches with heads before keys."""
+
+    def step(caches: Any, queries: Any, new: Any, position: Any) -> Any:
+        def layer(number: Any, state: Any) -> Any:
+            return body(number, *state, caches, new, position)
+
+        x, after = jax.lax.fori_loop(0, LAYERS, layer, (queries, caches))
+        return (x, after, after) if twice else (x, after)
+
+    return step
+
+
+def layer_of(caches: Any, number: Any) -> Any:
+    return jax.lax.dynamic_index_in_dim(caches, number, 0, keepdims=False)
+
+
+def plain(number: Any, x: Any, caches: Any, given: Any, new: Any, position: Any) -> Any:
+    caches = written(caches, new, position)
+    return attended(layer_of(caches, number), x, "bgtd"), caches
+
+
+def reads_old(number: Any, x: Any, caches: Any, given: Any, new: Any, position: Any) -> Any:
+    old = layer_of(caches, number)
+    return attended(old, x, "bgtd"), written(caches, new, position)
+
+
+def reads_argument(number: Any, x: Any, caches: Any, given: Any, new: Any, position: Any) -> Any:
+    return attended(layer_of(given, number), x, "bgtd"), written(caches, new, position)
+
+
+def constrained(number: Any, x: Any, caches: Any, given: Any, new: Any, position: Any) -> Any:
+    x, caches = plain(number, x, caches, given, new, position)
+    return x, jax.lax.optimization_barrier(caches)
+
+
+def needs_old(number: Any, x: Any, caches: Any, given: Any, new: Any, position: Any) -> Any:
+    x = attended(layer_of(caches, number), x, "bgtd")
+    return x, written(caches, new + x.sum(2), position)
+
+
+def adds_rows(number: Any, x: Any, caches: Any, given: Any, new: Any, position: Any) -> Any:
+    row = jax.lax.dynamic_slice(
+        caches, (0, 0, 0, position, 0), (1, BATCH, HEADS, 1, SIZE)
+    )[0, :, :, 0]  # fmt: skip
+    return x, written(caches, new + row, position)
+
+
+@pytest.mark.parametrize(
+    ("body", "alone"),
+    [
+        (plain, True),
+        (constrained, True),
+        (needs_old, True),  # the update depends on what is read before it
+        (reads_old, False),
+        (reads_argument, False),
+        (adds_rows, False),  # XLA turns the stack for slices along the keys
+    ],
+)
+def test_caches_are_updated_in_place_unless_their_old_values_are_needed(
+    body: Callable[..., Any], alone: bool
+) -> None:
+    """As in programs that XLA compiled for v5e."""
+    assert in_place(looped(body)) is alone
+    assert not in_place(looped(body, twice=True))
+
+
+def test_other_devices_turn_no_stacks() -> None:
+    assert not in_place(carried(), "btgd")
+    assert in_place(carried(), "btgd", tiles=False)
+    program = analyzed(scanned(by_slice)).program
+    assert not stacked_caches(program, tiles=False).copies
+
+
+def test_scans_in_loops_over_tokens_copy_each_cache_once_per_run() -> None:
+    def step(caches: Any, queries: Any, new: Any, position: Any) -> Any:
+        def token(state: Any, _: Any) -> Any:
+            return scanned(by_slice)(state[1], state[0], new, position), None
+
+        return jax.lax.scan(token, (queries, caches), None, length=3)[0]
+
+    found = copies(analyzed(step))
+    assert found["dynamic_update_slice"] == pytest.approx(3 * LAYERS * 2.7)
+
+
 def model_of(analysis: toast.Analysis, mesh: str, device: str) -> CostModel:
     return CostModel(Space(analysis, Mesh.parse(mesh)), load(device))
 
@@ -145,7 +242,7 @@ def test_donated_caches_are_updated_in_their_buffers(tokens: int) -> None:
         model = model_of(analysis, "data=2", "tpu-v5e")
         return float(model.price(model.space.initial[None]).peak_bytes[0])
 
-    assert peak(donate=True) < 1.5 * whole
+    assert peak(donate=True) < 1.5 * whole  # with a slice of a layer
     assert peak(donate=False) > 2 * whole
 
 
@@ -156,4 +253,5 @@ def test_tiles_of_few_heads_take_almost_as_long_to_copy_as_whole_ones() -> None:
         float(break_down(model, state).term_seconds["cache copies"].sum())
         for state in (model.space.initial, heads)
     )
-    assert few == pytest.approx(whole * (0.65 + 0.35 * 2 / 8), rel=1e-3)
+    # A quarter of the bytes, in as many tiles.
+    assert 0.6 * whole < few < 0.8 * whole

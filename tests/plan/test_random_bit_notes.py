@@ -45,5 +45,10 @@ def test_what_xla_may_write_of_them_halves_the_odds_and_is_said(
     assert fit_text(plan.fits, plan.after.fit_probability).startswith(f"{words} (")
     said = "may not" in words
     assert ("random bits are computed again" in plan.note) is said
-    assert plan.after.peak_interval is not None
+    after, bars = plan.after, plan.error_bars
+    both = (after.peak_bytes, after.peak_bytes + after.constant_bytes)
+    assert after.fit_probability == pytest.approx(sum(
+        bars.fit_probability(after.argument_bytes, peak, plan.memory_bytes) for peak in both
+    ) / 2)  # fmt: skip
+    assert after.peak_interval is not None
     assert (plan.after.peak_interval.high > plan.memory_bytes) is said

@@ -59,7 +59,7 @@ from toast.cost.rounding import (
     stored_rounded,
 )
 from toast.cost.shared_kernels import UPDATING
-from toast.cost.stacked_caches import StackedCaches, stacked_caches
+from toast.cost.stacked_caches import stacked_caches
 from toast.cost.step_rows import step_rows
 from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
@@ -168,9 +168,7 @@ def build(
     layouts = ProductLayouts.none(program, len(names.use_op))
     if lanes == 1:
         layouts = ProductLayouts.of(program, names.use_op, names.use_index)
-    caches = stacked_caches(program)
-    if lanes == 1:
-        caches = StackedCaches((), frozenset(), caches.in_place)
+    caches = stacked_caches(program, tiles=lanes > 1)
     live = liveness(
         program, names.use_op, names.use_value, lanes=lanes,
         delays=delays, recomputes_images=recomputes_images, copied=layouts.copied,

@@ -13,20 +13,23 @@ each layer's cache in a scan, or the whole stack before and after a loop that ca
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.liveness import Lifetimes
 from toast.cost.product_layouts import fits, layout_of, product_groups
-from toast.cost.program_loops import LoopOps, loop_ties, loops_of
+from toast.cost.program_loops import LoopOps, loop_ties, loops_around, loops_of
 from toast.program import Program
 
 _SLICE, _UPDATE, _SCATTER, _SELECT = "dynamic_slice", "dynamic_update_slice", "scatter", "select"
 
 #: Ops between an update and the stack that leave elements where they are.
 _PASSING = frozenset({"reshape", "broadcast_in_dim", "sdy_sharding_constraint"})
+
+#: Ops whose results are their operands.
+_UNCHANGED = frozenset({"sdy_sharding_constraint", "optimization_barrier"})
 
 #: A copy is a read and a write.  If the layout changes, the copy back is fused with the write into
 #: the stack, which then takes this share of a copy: 0.64 to 0.78 in programs compiled for v5e, v6e.
@@ -85,80 +88,73 @@ class StackedCaches:
         return values[use_value] & moving[use_op], values
 
 
-def stacked_caches(program: Program) -> StackedCaches:
-    """The caches in the loops of a program."""
-    loops = loops_of(program)
-    copies: list[CacheCopy] = []
+@dataclasses.dataclass(frozen=True)
+class _Restacked:
+    """A cache of a layer, between the slice of a stack and its update in another one."""
+
+    updated: int
+    #: All its values, from the slice to what is written.
+    values: tuple[int, ...]
+
+
+def stacked_caches(program: Program, *, tiles: bool) -> StackedCaches:
+    """The caches in the loops of a program.
+
+    Copies are known for devices that keep arrays in ``tiles`` (TPUs).  Others have only the
+    carries in place: where kernels of libraries turn caches, products have the price of it
+    (:mod:`toast.cost.product_layouts`).
+    """
+    carries = _Carries.of(program)
+    copies, in_place = _of_carries(program, carries, tiles=tiles)
+    if not tiles:
+        return StackedCaches((), frozenset(), frozenset(in_place))
     moved: set[int] = set()
-    for loop in loops:
-        for op in range(loop.last_carry + 1, loop.end):
-            if program.kinds[op] == _UPDATE and (chain := _restacked(program, op)):
-                again = _copies_of_layer(program, chain)
-                if again is not None:
-                    copies.append(CacheCopy(op, 1, again, *_twice(program, op, chain, again)))
-                    moved.update(chain)
-    in_place: set[int] = set()
-    carried = dict(loop_ties(program))
-    of_result = len(program.ops) - len(program.results)
-    for place, (value, alias) in enumerate(
-        zip(program.result_values, program.aliases, strict=True)
-    ):
-        if (carry := carried.get(program.makers[value])) is None:
+    for op, loop in enumerate(loops_around(program)):
+        if loop is None or program.kinds[op] != _UPDATE:
             continue
-        donated = program.argument_values[alias] if alias >= 0 else -1
-        initial = program.ops[carry].operands[0]
-        if program.kinds[program.makers[initial]] == "argument":
-            updates = _updated_in_place(program, carried, carry, program.makers[value])
-            if updates is None:
-                continue
-            apart = any(_heads_are_behind(program, each) for each in updates)
-            if apart:
-                end = carry if initial == donated else len(program.ops)
-                begin = carry if initial == donated else program.makers[value]
-                copies.append(CacheCopy(of_result + place, 0, _THERE_AND_BACK, begin, end))
-            elif initial == donated:
-                in_place.add(program.ops[carry].results[0])
-            else:
-                copies.append(CacheCopy(carry, 0, 1.0, carry, carry))
-        elif donated >= 0 and _is_sliced_in(program, donated, carry, loops):
-            copies.append(CacheCopy(of_result + place, 0, 1.0, carry, carry))
+        if (cache := _restacked(program, op)) is None:
+            continue
+        turns = _heads_are_behind(program, cache.updated)
+        if not turns and program.kinds[program.makers[cache.updated]] == _SELECT:
+            continue  # one kernel reads a stack and writes into the other one
+        start = program.makers[cache.updated] if turns else op
+        copies.append(CacheCopy(op, 1, 2.0 + turns * _BACK, start, op))
+        moved.update(cache.values)
     return StackedCaches(tuple(copies), frozenset(moved), frozenset(in_place))
 
 
-def _before(program: Program, value: int) -> int:
-    """The value that ops which move no elements turn into ``value``."""
-    while program.kinds[program.makers[value]] in _PASSING:
-        (source,) = program.ops[program.makers[value]].operands[:1]
-        if program.elements[source] != program.elements[value]:
-            break
-        value = source
-    return value
+# -- caches that a scan slices from one stack and writes into another ------------------------------
 
 
-def _restacked(program: Program, op: int) -> list[int]:
-    """The values from a slice of a stack to the update ``op`` of another one; empty for none."""
+def _restacked(program: Program, op: int) -> _Restacked | None:
+    """The cache that the update ``op`` writes into a stack, if it is a slice of another one."""
     stack, update = program.ops[op].operands[:2]
     if program.kinds[program.makers[stack]] != "carry":
-        return []
+        return None
     value = _before(program, update)
     maker = program.makers[value]
     if program.kinds[maker] not in {_SCATTER, _UPDATE, _SELECT}:
-        return []
+        return None
     operands = program.ops[maker].operands
-    bases = operands[1:3] if program.kinds[maker] == _SELECT else operands[:1]
-    for base in bases:
+    for base in operands[1:3] if program.kinds[maker] == _SELECT else operands[:1]:
         sliced = _before(program, base)
         slicing = program.makers[sliced]
         if program.kinds[slicing] == _SLICE:
             source = program.ops[slicing].operands[0]
             if program.values[source].type.shape == program.values[stack].type.shape:
-                return [
-                    sliced,
-                    *_between(program, sliced, base),
-                    value,
-                    *_between(program, value, update),
-                ]
-    return []
+                between = *_between(program, sliced, base), *_between(program, value, update)
+                return _Restacked(value, (sliced, value, *between))
+    return None
+
+
+def _before(program: Program, value: int) -> int:
+    """The value that ops which move no elements turn into ``value``."""
+    while program.kinds[program.makers[value]] in _PASSING:
+        source = program.ops[program.makers[value]].operands[0]
+        if program.elements[source] != program.elements[value]:
+            break
+        value = source
+    return value
 
 
 def _between(program: Program, first: int, last: int) -> list[int]:
@@ -170,30 +166,11 @@ def _between(program: Program, first: int, last: int) -> list[int]:
     return values
 
 
-def _updated(program: Program, chain: list[int]) -> int:
-    """The updated cache among the values of a chain."""
-    return next(
-        v for v in chain if program.kinds[program.makers[v]] in {_SCATTER, _UPDATE, _SELECT}
-    )
-
-
-def _copies_of_layer(program: Program, chain: list[int]) -> float | None:
-    """Copies of a cache that is sliced, updated and written; ``None`` if one kernel does all."""
-    value = _updated(program, chain)
-    kind = program.kinds[program.makers[value]]
-    if _heads_are_behind(program, value):
-        return 2.0 + _BACK
-    return None if kind == _SELECT else 2.0
-
-
-def _twice(program: Program, op: int, chain: list[int], copies: float) -> tuple[int, int]:
-    """The ops between which a layer's cache is in memory in both layouts."""
-    start = program.makers[_updated(program, chain)]
-    return (start, op) if copies > _THERE_AND_BACK else (op, op)
-
-
 def _heads_are_behind(program: Program, value: int) -> bool:
-    """Whether a product wants an updated cache, or a slice of it, in another layout."""
+    """Whether a product wants an updated cache, or a slice of it, in another layout.
+
+    It wants the dimensions of its batch, such as sequences and heads, before those of keys.
+    """
     maker = program.kinds[program.makers[value]]
     if maker == _SCATTER:
         return False
@@ -214,8 +191,7 @@ def _products_of(program: Program, value: int) -> Iterator[int]:
         if program.kinds[user] == "dot_general":
             yield user
         elif program.kinds[user] in _PASSING | {"convert", "transpose"}:
-            (result,) = program.ops[user].results
-            yield from _products_of(program, result)
+            yield from _products_of(program, program.ops[user].results[0])
 
 
 def _turns(program: Program, op: int, source: int, *, single: bool) -> bool:
@@ -231,30 +207,124 @@ def _turns(program: Program, op: int, source: int, *, single: bool) -> bool:
     return False
 
 
-def _updated_in_place(
-    program: Program, carried: dict[int, int], carry: int, yielded: int
-) -> list[int] | None:
-    """The updates between a carry and its ``yield``; ``None`` if something else is between."""
+# -- stacks that a loop carries --------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Carries:
+    """The loops of a program, and the ``carry`` of each ``yield``."""
+
+    loops: Sequence[LoopOps]
+    of_yield: Mapping[int, int]
+
+    @staticmethod
+    def of(program: Program) -> _Carries:
+        return _Carries(loops_of(program), dict(loop_ties(program)))
+
+    def loop(self, carry: int) -> LoopOps:
+        """The loop of a ``carry``."""
+        return next(loop for loop in self.loops if loop.begin <= carry <= loop.last_carry)
+
+
+def _of_carries(
+    program: Program, carries: _Carries, *, tiles: bool
+) -> tuple[list[CacheCopy], set[int]]:
+    """The copies of whole stacks that loops return, and the carries in place."""
+    copies, in_place = list[CacheCopy](), set[int]()
+    first = len(program.ops) - len(program.results)
+    for place, (value, alias) in enumerate(
+        zip(program.result_values, program.aliases, strict=True)
+    ):
+        yielded = program.makers[value]
+        if (carry := carries.of_yield.get(yielded)) is None:
+            continue
+        donated = program.argument_values[alias] if alias >= 0 else -1
+        initial = program.ops[carry].operands[0]
+        if program.kinds[program.makers[initial]] != "argument":
+            if donated >= 0 and _is_sliced_in(program, donated, carries.loop(carry)):
+                copies.append(CacheCopy(first + place, 0, 1.0, carry, carry))
+            continue
+        if (updates := _updates(program, carries, carry, yielded)) is None:
+            continue
+        if tiles and any(_heads_are_behind(program, each) for each in updates):
+            ends = (carry, carry) if initial == donated else (yielded, len(program.ops))
+            copies.append(CacheCopy(first + place, 0, _THERE_AND_BACK, *ends))
+        elif (
+            initial == donated and program.result_values.count(value) == 1
+            and _alone(program, carries.loop(carry), initial)
+            and _overwrites(program, carry, updates)
+        ):  # fmt: skip
+            in_place.add(program.ops[carry].results[0])
+        elif all(copy.op != carry for copy in copies):  # once, if it is returned twice
+            copies.append(CacheCopy(carry, 0, 1.0, carry, carry))
+    return copies, in_place
+
+
+def _updates(program: Program, carries: _Carries, carry: int, yielded: int) -> list[int] | None:
+    """The updates between a carry and its ``yield``, in order; ``None`` if others are between."""
     updates: list[int] = []
     (value,) = program.ops[yielded].operands
     while (maker := program.makers[value]) != carry:
         if program.kinds[maker] in {_UPDATE, _SCATTER}:
             updates.append(value)
             value = program.ops[maker].operands[0]
-        elif maker in carried:  # of an inner loop
-            inner = _updated_in_place(program, carried, carried[maker], maker)
-            if inner is None:
+        elif (inner := carries.of_yield.get(maker)) is not None:
+            within = _updates(program, carries, inner, maker)
+            if within is None:
                 return None
-            updates += inner
-            value = program.ops[carried[maker]].operands[0]
+            updates += reversed(within)
+            value = program.ops[inner].operands[0]
+        elif program.kinds[maker] in _UNCHANGED:
+            value = program.ops[maker].operands[0]
         else:
             return None
-    return updates or None
+    return updates[::-1] or None
 
 
-def _is_sliced_in(program: Program, argument: int, carry: int, loops: list[LoopOps]) -> bool:
-    """Whether the loop of a carry reads slices of an argument."""
-    loop = next(loop for loop in loops if loop.begin <= carry <= loop.last_carry)
+def _alone(program: Program, loop: LoopOps, argument: int) -> bool:
+    """Whether a loop reads an argument through its carries alone."""
+    return not any(loop.last_carry < user <= loop.end for user in program.users[argument])
+
+
+def _overwrites(program: Program, carry: int, updates: Sequence[int]) -> bool:
+    """Whether each of the updates of a carry may overwrite what it updates.
+
+    All that reads the stack before comes first: the update depends on it.  Slices along one
+    dimension alone, such as a layer, are read in the layout of the stack.
+    """
+    stacks = [program.ops[carry].results[0], *updates]
+    for number, stack in enumerate(stacks):
+        shape = program.values[stack].type.shape
+        for user in program.users[stack]:
+            if program.kinds[user] == _SLICE:
+                part = program.values[program.ops[user].results[0]].type.shape
+                if sum(a != b for a, b in zip(shape, part, strict=True)) > 1:
+                    return False
+        if number == len(updates):
+            continue
+        update = program.makers[updates[number]]
+        readers = {
+            user for user in program.users[stack]
+            if user != update and program.kinds[user] not in {"carry", "yield"}
+        }  # fmt: skip
+        if not readers <= _needed_by(program, update, min(readers, default=update)):
+            return False
+    return True
+
+
+def _needed_by(program: Program, op: int, first: int) -> set[int]:
+    """The ops from ``first`` on that an op depends on."""
+    needed, pending = set[int](), [op]
+    while pending:
+        makers = {program.makers[value] for value in program.ops[pending.pop()].operands}
+        makers = {maker for maker in makers - needed if maker >= first}
+        needed |= makers
+        pending += makers
+    return needed
+
+
+def _is_sliced_in(program: Program, argument: int, loop: LoopOps) -> bool:
+    """Whether a loop reads slices of an argument."""
     return any(
         program.kinds[user] == _SLICE and loop.last_carry < user < loop.end
         for user in program.users[argument]

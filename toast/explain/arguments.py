@@ -145,8 +145,7 @@ def _free(plan: Plan, history: History, op: int, d: int, axis: int) -> FreeAxis:
         return FreeAxis(d, label, "constraint", "a pin or forbid excludes it")
     prices = plan.model.price(np.stack(after))
     best = int(np.argmin(plan.model.cost(prices, plan.memory_bytes)))
-    constants = float(prices.constant_bytes[best])
-    then = Prediction.of(prices, best).with_error_bars(plan.model, plan.memory_bytes, constants)
+    then = Prediction.of(prices, best).with_error_bars(plan.model, plan.memory_bytes)
     if (after[best] == plan.state).all():
         why = "an action for this axis changes nothing"
         return FreeAxis(d, label, "price", why, then)

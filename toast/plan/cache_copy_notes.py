@@ -24,7 +24,7 @@ def cache_copy_notes(plan: Plan) -> list[str]:
     if spent < _SAID * plan.after.step_seconds:
         return []
     program = plan.analysis.program
-    first = min(copy.op for copy in stacked_caches(program).copies)
+    first = min(copy.op for copy in stacked_caches(program, tiles=True).copies)
     return [
         f"copies of caches take {time_text(spent)} of the step ({program.describe(first)}): XLA "
         "updates a donated stack of caches in place if a loop over the layers carries it, with "

@@ -47,8 +47,7 @@ def make_plan(
         states.append(result.state)  # the state of a baseline, which actions do not reach
     prices = model.price(np.stack(states))
     predictions = [
-        Prediction.of(prices, i).with_error_bars(model, memory_bytes, float(constants))
-        for i, constants in enumerate(prices.constant_bytes)
+        Prediction.of(prices, i).with_error_bars(model, memory_bytes) for i in range(len(states))
     ]
     reasons = [
         reason_of(before, after, memory_bytes, model)

@@ -48,6 +48,9 @@ class Prediction:
     sent_bytes: float = 0.0
     #: The bytes of results, including those in donated arguments.
     output_bytes: float = 0.0
+    #: Bytes of constants that XLA may have in memory besides, in half of all programs
+    #: (:mod:`toast.cost.random_bits`).
+    constant_bytes: float = 0.0
     #: The ranges of XLA's step time and of its peak, with odds of 80 %; ``None`` if unknown.
     step_interval: Interval | None = None
     #: The range of the peak of memory, in bytes, with odds of 80 %; ``None`` if unknown.
@@ -76,22 +79,19 @@ class Prediction:
             hidden_seconds=float(prices.hidden_seconds[index]),
             sent_bytes=float(prices.sent_bytes[index]),
             output_bytes=float(prices.output_bytes[index]),
+            constant_bytes=float(prices.constant_bytes[index]),
         )
 
-    def with_error_bars(
-        self, model: CostModel, memory_bytes: float, constant_bytes: float = 0.0
-    ) -> Prediction:
-        """The prediction with the error bars of its model.
+    def with_error_bars(self, model: CostModel, memory_bytes: float) -> Prediction:
+        """The prediction with the error bars of its model; ``memory_bytes`` is the limit.
 
-        :param memory_bytes: the limit.
-        :param constant_bytes: that of :class:`toast.cost.Prices`, which XLA needs besides in half
-            of all programs.
+        The odds of fitting are the mean of those with and without :attr:`constant_bytes`.
         """
         bars, memory = model.error_bars, (self.argument_bytes, self.peak_bytes)
         exposed = exposed_share(self.step_seconds, self.collective_seconds, self.hidden_seconds)
         peak, fits = bars.peak_interval(*memory), bars.fit_probability(*memory, memory_bytes)
-        if constant_bytes:
-            more = (self.argument_bytes, self.peak_bytes + constant_bytes)
+        if self.constant_bytes:
+            more = (self.argument_bytes, self.peak_bytes + self.constant_bytes)
             peak = peak._replace(high=max(peak.high, more[1]))
             fits = (fits + bars.fit_probability(*more, memory_bytes)) / 2
         return dataclasses.replace(

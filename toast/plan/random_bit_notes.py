@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from toast.cost.random_bits import CONSTANT_ARRAYS, recomputed_bits
 from toast.plan.plan import Plan
 from toast.units import size_text
@@ -12,18 +14,23 @@ def random_bit_notes(plan: Plan) -> list[str]:
 
     See :func:`toast.cost.random_bits.recomputed_bits`.
     """
-    model, program = plan.model, plan.analysis.program
-    bits = recomputed_bits(program)
-    constants = float(model.price(plan.state[None]).constant_bytes[0])
+    program, constants = plan.analysis.program, plan.after.constant_bytes
     needed = plan.after.peak_bytes + constants
     if not constants or needed <= plan.memory_bytes or not plan.fits:
         return []
-    op = program.makers[max(bits, key=lambda value: program.elements[value])]
+    axes = dict(plan.mesh.axes)
+
+    def on_device(value: int) -> float:
+        spec = plan.shardings.of(program, value)
+        shards = math.prod(axes[axis] for dimension in spec for axis in dimension)
+        return program.elements[value] / shards
+
+    op = program.makers[max(recomputed_bits(program), key=on_device)]
     return [
         f"random bits are computed again ({program.describe(op)}): XLA may write "
         f"{CONSTANT_ARRAYS} arrays of {size_text(constants / CONSTANT_ARRAYS)} for them, with "
-        f"which the peak is {size_text(needed)}; --confirm asks it, and keys of "
-        "jax.random.key(seed, impl='rbg') avoid them"
+        f"which the peak is {size_text(needed)}; --safety leaves them out, --confirm asks it, and "
+        "keys of jax.random.key(seed, impl='rbg') avoid them"
     ]
 
 

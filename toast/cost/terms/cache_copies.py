@@ -8,6 +8,7 @@ from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Entity, Floats
 from toast.cost.layout import Layout, LocalLayout
 from toast.cost.liveness import SUBLANES, Lifetimes, LiveRanges
+from toast.cost.terms.kernels import share_away
 from toast.cost.terms.term import LocalTerm
 
 #: Memory accesses of a copy: a read and a write.
@@ -46,7 +47,10 @@ class CacheCopies(LocalTerm):
         rows = sizes / layout.devices[axes_of(used == row[:, None])]
         few = (rows > 1) & (rows < SUBLANES) & (np.exp2(np.rint(np.log2(rows))) == rows)
         share = _PER_TILE * SUBLANES / rows + (1 - _PER_TILE)
-        seconds[:, some] = spent * np.where(few, share, 1.0)
+        # Results of loops that are small stay in fast memory until the copy.
+        size = layout.read_bytes[:, some]
+        away = np.where(uses.update[some], 1.0, share_away(hardware, size))
+        seconds[:, some] = spent * away * np.where(few, share, 1.0)
         return seconds
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes | None:

@@ -586,14 +586,21 @@ def access_share(
     (:func:`toast.cost.vector_work.stretched`).  ``size`` are bytes on a device, and ``of``
     (``[X]``) are the value classes.
     """
-    fast = hardware.products.fast_bytes
-    if not fast:
+    if not hardware.products.fast_bytes:
         return 1.0
-    least, most = (share * fast for share in _KEPT)
-    away = np.clip((size - least) / (most - least), 0.0, 1.0)
+    away = share_away(hardware, size)
     bound = min(hardware.vector_bytes / (2 * _WIDE), 1.0)
     inside = (values.element >= _WIDE) & ~values.outer
     return np.asarray(np.where(inside[of], bound + (1 - bound) * away, 1.0))
+
+
+def share_away(hardware: Hardware, size: Floats) -> Floats:
+    """The share of arrays of some bytes that is not in fast memory between kernels."""
+    fast = hardware.products.fast_bytes
+    if not fast:
+        return np.ones_like(size)
+    least, most = (share * fast for share in _KEPT)
+    return np.clip((size - least) / (most - least), 0.0, 1.0)
 
 
 class StepRows(LocalTerm):

@@ -260,9 +260,7 @@ def _plan(
     before, steps = plan.before, []
     for action, sharded in path:
         prices = setting.model.price(sharded.state[None])
-        after = Prediction.of(prices).with_error_bars(
-            setting.model, setting.memory_bytes, float(prices.constant_bytes[0])
-        )
+        after = Prediction.of(prices).with_error_bars(setting.model, setting.memory_bytes)
         members = np.flatnonzero(analysis.argument_group == action.group).tolist()
         labels = [f"{folded(analysis.program.arguments[i])}:{action.dimension}" for i in members]
         steps.append(

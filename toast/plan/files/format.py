@@ -231,6 +231,9 @@ class PredictionEntry(_Entry, frozen=True, kw_only=True):
     output_bytes: Annotated[
         Amount, Meta(description="Bytes of results, including those in donated arguments.")
     ] = 0.0
+    constant_bytes: Annotated[
+        Amount, Meta(description="Bytes that XLA may need besides the peak, for random bits.")
+    ] = 0.0
     step_interval: Annotated[
         tuple[Amount, Amount] | None, Meta(description="Range of XLA's step, with odds of 80 %.")
     ] = None
