@@ -16,15 +16,16 @@ def cache_copy_notes(plan: Plan) -> list[str]:
 
     See :mod:`toast.cost.stacked_caches`.
     """
+    program = plan.analysis.program
+    copies = stacked_caches(program, tiles=plan.hardware.lanes > 1).copies
     layout = plan.model.layout(plan.state[None])
     spent = sum(
         float(seconds.sum()) for term, seconds in plan.model.work(layout)
         if isinstance(term, CacheCopies)
     )  # fmt: skip
-    if spent < _SAID * plan.after.step_seconds:
+    if not copies or spent < _SAID * plan.after.step_seconds:
         return []
-    program = plan.analysis.program
-    first = min(copy.op for copy in stacked_caches(program, tiles=True).copies)
+    first = min(copy.op for copy in copies)
     return [
         f"copies of caches take {time_text(spent)} of the step ({program.describe(first)}): XLA "
         "updates a donated stack of caches in place if a loop over the layers carries it, with "
