@@ -122,6 +122,18 @@ def test_scans_copy_the_cache_of_each_layer_and_donated_stacks_once_more(
     assert kept == {"dynamic_update_slice": pytest.approx(LAYERS * of_layer)}
 
 
+def test_caches_of_bytes_with_scales_are_turned_as_others_are() -> None:
+    def step(caches: Any, queries: Any, new: Any, position: Any) -> Any:
+        def layer(x: Any, cache: Any) -> Any:
+            cache = by_slice(cache, new.astype(cache.dtype), position)
+            return x + attended(cache.astype(x.dtype) * x[0, 0, 0, 0], x, "btgd"), cache
+
+        return jax.lax.scan(layer, queries, caches.astype("int8"))
+
+    found = copies(analyzed(step, donate=False))
+    assert found == {"dynamic_update_slice": pytest.approx(LAYERS * 2.7)}
+
+
 def test_selections_for_single_queries_are_fused_with_the_slices_of_stacks() -> None:
     assert copies(analyzed(scanned(by_selection), group=1)) == {"return": LAYERS}
 

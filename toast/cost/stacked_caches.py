@@ -179,19 +179,25 @@ def _heads_are_behind(program: Program, value: int) -> bool:
         if program.kinds[user] == _SLICE
     )}  # fmt: skip
     return any(
-        _turns(program, op, source, single=maker != _SELECT)
+        _turns(program, op, read, single=maker != _SELECT)
         for source in sources
-        for op in _products_of(program, source)
+        for op, read in _products_of(program, source, source)
     )
 
 
-def _products_of(program: Program, value: int) -> Iterator[int]:
-    """The products that read a value, or what ops that move no elements make of it."""
+def _products_of(program: Program, value: int, read: int) -> Iterator[tuple[int, int]]:
+    """The products of a value that follows from ``read`` by ops that move no elements.
+
+    Each comes with the value from which its operand follows: scales may be multiplied before.
+    """
     for user in program.users[value]:
-        if program.kinds[user] == "dot_general":
-            yield user
-        elif program.kinds[user] in _PASSING | {"convert", "transpose"}:
-            yield from _products_of(program, program.ops[user].results[0])
+        kind, (result, *_) = program.kinds[user], (*program.ops[user].results, -1)
+        if kind == "dot_general":
+            yield user, read
+        elif kind in _PASSING | {"convert", "transpose"}:
+            yield from _products_of(program, result, read)
+        elif kind == "multiply":
+            yield from _products_of(program, result, result)
 
 
 def _turns(program: Program, op: int, source: int, *, single: bool) -> bool:
