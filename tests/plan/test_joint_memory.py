@@ -131,9 +131,10 @@ def test_simulated_prices_of_policies_by_layers(
     traced = plan(step, policy, start=surveyed, settings=toast.Settings(rounds=0))
     assert traced.policy == simulated.policy
     assert simulated.written == (step is unrolled)  # a scan would be cut
-    # Of a scan that would be cut, prices are estimates: one peak is 11 % too high.
-    time, space = (0.002, 0.025) if simulated.written else (0.1, 0.12)
+    time, space = (0.002, 0.025) if simulated.written else (0.1, 0.08)
     assert simulated.step_seconds == pytest.approx(traced.after.step_seconds, rel=time)
+    if not simulated.written and "offload" in policy:
+        pytest.xfail("the peak that is estimated for a scan that would be cut is 11 % too high")
     assert simulated.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=space)
 
 

@@ -21,12 +21,10 @@ from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.liveness import Lifetimes
 from toast.cost.product_layouts import fits, layout_of, product_groups
 from toast.cost.program_loops import LoopOps, loop_ties, loops_around, loops_of
+from toast.cost.update_kernels import RESHAPING
 from toast.program import Program
 
 _SLICE, _UPDATE, _SCATTER, _SELECT = "dynamic_slice", "dynamic_update_slice", "scatter", "select"
-
-#: Ops between an update and the stack that leave elements where they are.
-_PASSING = frozenset({"reshape", "broadcast_in_dim", "sdy_sharding_constraint"})
 
 #: Ops whose results are their operands.
 _UNCHANGED = frozenset({"sdy_sharding_constraint", "optimization_barrier"})
@@ -149,7 +147,7 @@ def _restacked(program: Program, op: int) -> _Restacked | None:
 
 def _before(program: Program, value: int) -> int:
     """The value that ops which move no elements turn into ``value``."""
-    while program.kinds[program.makers[value]] in _PASSING:
+    while program.kinds[program.makers[value]] in RESHAPING:
         source = program.ops[program.makers[value]].operands[0]
         if program.elements[source] != program.elements[value]:
             break
@@ -158,7 +156,7 @@ def _before(program: Program, value: int) -> int:
 
 
 def _between(program: Program, first: int, last: int) -> list[int]:
-    """The values after ``first`` up to ``last``, which follows from it by :data:`_PASSING` ops."""
+    """The values after ``first`` up to ``last``, which follows from it by :data:`RESHAPING` ops."""
     values = []
     while last != first:
         values.append(last)
@@ -181,23 +179,27 @@ def _heads_are_behind(program: Program, value: int) -> bool:
     return any(
         _turns(program, op, read, single=maker != _SELECT)
         for source in sources
-        for op, read in _products_of(program, source, source)
+        for op, read in _products_of(program, source)
     )
 
 
-def _products_of(program: Program, value: int, read: int) -> Iterator[tuple[int, int]]:
-    """The products of a value that follows from ``read`` by ops that move no elements.
+def _products_of(program: Program, source: int) -> Iterator[tuple[int, int]]:
+    """The products of what ops that move no elements make of a value.
 
     Each comes with the value from which its operand follows: scales may be multiplied before.
     """
-    for user in program.users[value]:
-        kind, (result, *_) = program.kinds[user], (*program.ops[user].results, -1)
-        if kind == "dot_general":
-            yield user, read
-        elif kind in _PASSING | {"convert", "transpose"}:
-            yield from _products_of(program, result, read)
-        elif kind == "multiply":
-            yield from _products_of(program, result, result)
+    seen, pending = {source}, [(source, source)]
+    while pending:
+        value, read = pending.pop()
+        for user in program.users[value]:
+            kind = program.kinds[user]
+            if kind == "dot_general":
+                yield user, read
+            elif kind in RESHAPING | {"convert", "transpose", "multiply"}:
+                (result,) = program.ops[user].results
+                if result not in seen:
+                    seen.add(result)
+                    pending.append((result, result if kind == "multiply" else read))
 
 
 def _turns(program: Program, op: int, source: int, *, single: bool) -> bool:

@@ -12,8 +12,8 @@ from toast.cost.shared_kernels import UPDATING
 from toast.program import Program
 from toast.space import PRODUCTS
 
-#: Ops between an update and the kernel that computes it.
-_RESHAPING = frozenset({"reshape", "broadcast_in_dim", "sdy_sharding_constraint"})
+#: Ops between an update and the kernel that computes it, which leave elements where they are.
+RESHAPING = frozenset({"reshape", "broadcast_in_dim", "sdy_sharding_constraint"})
 
 #: Ops that no kernel computes, or one that writes no updates.
 _APART = BARRIERS | {"argument", UPDATING}
@@ -46,7 +46,7 @@ def update_kernels(program: Program, live: Liveness, lanes: int) -> UpdateKernel
         if kind != UPDATING:
             continue
         value = program.ops[number].operands[1]
-        while live.kinds[program.makers[value]] in _RESHAPING:
+        while live.kinds[program.makers[value]] in RESHAPING:
             value = program.ops[program.makers[value]].operands[0]
         maker = program.makers[value]
         if program.repeats[maker] == program.repeats[number]:
@@ -59,4 +59,4 @@ def update_kernels(program: Program, live: Liveness, lanes: int) -> UpdateKernel
     return UpdateKernels(kernel, by_product, again)
 
 
-__all__ = ["UpdateKernels", "update_kernels"]
+__all__ = ["RESHAPING", "UpdateKernels", "update_kernels"]

@@ -18,11 +18,7 @@ def cache_copy_notes(plan: Plan) -> list[str]:
     """
     program = plan.analysis.program
     copies = stacked_caches(program, tiles=plan.hardware.lanes > 1).copies
-    layout = plan.model.layout(plan.state[None])
-    spent = sum(
-        float(seconds.sum()) for term, seconds in plan.model.work(layout)
-        if isinstance(term, CacheCopies)
-    )  # fmt: skip
+    spent = float(CacheCopies().seconds(plan.model.layout(plan.state[None])).sum())
     if not copies or spent < _SAID * plan.after.step_seconds:
         return []
     first = min(copy.op for copy in copies)

@@ -7,8 +7,8 @@ import numpy as np
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Entity, Floats
 from toast.cost.layout import Layout, LocalLayout
-from toast.cost.liveness import SUBLANES, Lifetimes, LiveRanges
-from toast.cost.terms.kernels import share_away
+from toast.cost.liveness import Lifetimes, LiveRanges
+from toast.cost.terms.kernels import share_away, share_of_rows
 from toast.cost.terms.term import LocalTerm
 
 #: Memory accesses of a copy: a read and a write.
@@ -21,7 +21,6 @@ _COPYING = 2.0
 #: The share of the time of a whole tile that a tile takes, however few its rows: 0.7 and 0.77 of it
 #: for 2 and 4 of 8 rows in programs compiled for v6e and v5e.
 _PER_TILE = 0.65
-
 
 #: The time of a byte of elements of one byte over that of wider ones: a tile of them takes 0.77 of
 #: the time of one in bfloat16, in a program compiled for v5e.
@@ -50,13 +49,11 @@ class CacheCopies(LocalTerm):
         row = np.maximum(values.rank[of] - 2, 0)
         sizes = np.take_along_axis(values.sizes[of], row[:, None], axis=1)[:, 0]
         rows = sizes / layout.devices[axes_of(used == row[:, None])]
-        few = (rows > 1) & (rows < SUBLANES) & (np.exp2(np.rint(np.log2(rows))) == rows)
-        share = _PER_TILE * SUBLANES / rows + (1 - _PER_TILE)
         # Results of loops that are small stay in fast memory until the copy.
         size = layout.read_bytes[:, some]
         away = np.where(uses.update[some], 1.0, share_away(hardware, size))
         packed = np.where(values.element[of] <= 1, _OF_BYTES, 1.0)
-        seconds[:, some] = spent * away * packed * np.where(few, share, 1.0)
+        seconds[:, some] = spent * away * packed * share_of_rows(rows, _PER_TILE)
         return seconds
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes | None:

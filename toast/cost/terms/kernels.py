@@ -226,9 +226,7 @@ class ProductWork(LocalTerm):
         products, lanes = layout.tables.products, layout.machine.hardware.lanes
         shares = [layout.devices[axes_of(held == f[:, None])] for f in products.tile_factor.T]
         rows, width = (products.tile / np.stack(shares, axis=2)).transpose(2, 0, 1)
-        few = (rows > 1) & (rows < SUBLANES) & (np.exp2(np.rint(np.log2(rows))) == rows)
-        share = _PER_TILE * SUBLANES / rows + (1 - _PER_TILE)
-        return np.where(few & (width % lanes == 0), share, 1.0)
+        return np.where(width % lanes == 0, share_of_rows(rows, _PER_TILE), 1.0)
 
     def image_share(self, layout: LocalLayout, held: Ints, size: Floats) -> Floats:
         """``[S, P]`` the work of a convolution over that of a product of its size.
@@ -280,6 +278,15 @@ class ProductWork(LocalTerm):
             for side in range(size.shape[-1]):
                 size[..., side] /= np.where(group == side, devices, 1.0)
         return np.asarray(np.maximum(size, 1.0))  # for products without elements
+
+
+def share_of_rows(rows: Floats, per_tile: float) -> Floats:
+    """The time for elements in tiles of few ``rows`` over that for elements in whole tiles.
+
+    Each tile takes the share ``per_tile`` of the time of a whole one, however few its rows.
+    """
+    few = (rows > 1) & (rows < SUBLANES) & (np.exp2(np.rint(np.log2(rows))) == rows)
+    return np.where(few, per_tile * SUBLANES / rows + (1 - per_tile), 1.0)
 
 
 def _padding(size: Floats, whole: Floats | Ints | int) -> Floats:
