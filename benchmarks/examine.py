@@ -2,7 +2,8 @@
 
     python benchmarks/examine.py SEED PLAN [--keep FILE] [--text FILE] [--most 25]
 
-It compiles one plan of benchmarks/strangers.csv to the end and prints, largest first:
+It compiles one plan of the open corpora (strangers.csv, strangers_deep.csv, engineers.csv) to the
+end and prints, largest first:
 
 * places of the program, by the paths of JAX, with XLA's and TOAST's time of their kernels;
 * XLA's kernels, with their runs in a step, time, type and path; alike ones are one row;
@@ -23,7 +24,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
-import grammar
 import strangers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -39,7 +39,7 @@ from toast.space import States
 #: Parts of a path that say how JAX runs the program, and not what it computes.
 _WRAPPERS = re.compile(
     r"^(jit|pjit|jvp|transpose|checkpoint|rematted_computation|closed_call|while|body|cond|vmap"
-    r"|remat|shard_map|scan|branch_\d+_fun)(\(.*\))?$"
+    r"|remat|shard_map|scan|call_exported|branch_\d+_fun)(\(.*\))?$"
 )
 
 
@@ -120,12 +120,14 @@ def main() -> None:
         parser.error(
             f"seed {options.seed}: programs with odd seeds are held out; examine even ones"
         )
-    rows = {row.plan: row for row in strangers.read() if row.seed == options.seed}
+    tables = [strangers.TABLE, strangers.DEEP, strangers.ENGINEERS]
+    known = [row for table in tables for row in strangers.read(table)]
+    rows = {row.plan: row for row in known if row.seed == options.seed}
     if options.plan not in rows:
         parser.error(
             f"no plan {options.plan!r}; seed {options.seed} has {', '.join(rows) or 'none'}"
         )
-    stranger = grammar.draw(options.seed)
+    stranger = strangers.program_of(options.seed)
     model = strangers.models_of(stranger, "xla")[1]
     program = model.space.analysis.program
     state = strangers.unpacked(rows[options.plan].state, model.space.initial)

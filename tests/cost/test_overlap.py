@@ -469,7 +469,7 @@ def test_xla_starts_few_gathers_early() -> None:
 
     none, some, weights, every = map(hidden, ((0, 0), (0.5, 0.5), (1, 0), (1, 1)))
     for fewer, more in ((none, some), (some, every), (none, weights), (weights, every)):
-        assert (fewer <= more).all()
+        assert (fewer <= more * (1 + 1e-9)).all()
         assert (fewer < more).any()
     assert np.array_equal(hidden((0, 0), "gathers"), hidden((1, 1), "gathers"))
     shares = load("tpu-v5e").early_gathers

@@ -53,6 +53,13 @@ def headed_scores(
 #: Reductions of a softmax that the kernel of the product computes: the maximum.
 _IN_PRODUCT = 1
 
+#: The longest rows of which the kernel of the product also adds up the exponentials.
+_LONGEST = 3072
+
+#: Ops that only move elements.
+_MOVING = frozenset({"convert", "reshape", "transpose", "reduce_precision"})
+_SCALING = frozenset({"multiply", "reshape", "transpose"})
+
 
 def score_passes(
     program: Program, live: Liveness, use_op: Ints, use_value: Ints, read: Bools
@@ -105,6 +112,74 @@ def score_passes(
     return passes
 
 
+def sums_in_products(program: Program, live: Liveness) -> list[int]:
+    """Sums of exponentials that the kernel of the product of queries and keys computes.
+
+    It computes them with the maximum if the exponentials are those of the very values that it
+    reduces, the rows are short, and each query has a key of its own.  If a transpose is between
+    the maximum and the exponentials, as in ``jax.nn.dot_product_attention``, or the keys are
+    repeated for several queries, another kernel adds.
+    """
+    found: list[int] = []
+    for number, op in enumerate(program.ops):
+        if program.kinds[number] != "reduce" or program.passes[number] == "backward":
+            continue
+        summed = op.operands[0]
+        maker = program.makers[summed]
+        product = int(live.fused_product[summed])
+        if program.kinds[maker] != "exponential" or product < 0:
+            continue
+        (below,) = program.ops[maker].operands
+        scores = program.ops[program.makers[below]].operands
+        short = program.values[summed].type.shape[-1:] <= (_LONGEST,)
+        reduced = any(program.kinds[user] == "reduce" for user in program.users[scores[0]])
+        if (
+            program.kinds[program.makers[below]] == "subtract" and short and reduced
+            and not any(_is_repeated(program, value)
+                        for value in program.ops[program.makers[product]].operands)
+        ):  # fmt: skip
+            found.append(number)
+    return found
+
+
+def gradients_in_products(program: Program, live: Liveness) -> list[int]:
+    """Gradients of attention's scores that the kernels of the products that read them compute.
+
+    They are in float32, for products that round them.  If the program rounds them itself, a kernel
+    of its own does.
+    """
+    found: list[int] = []
+    for number, op in enumerate(program.ops):
+        if program.kinds[number] != "multiply" or program.passes[number] != "backward":
+            continue
+        (result,) = op.results
+        exponentials = any(
+            program.kinds[program.makers[value]] == "exponential" and live.fused_product[value] >= 0
+            for value in op.operands
+        )
+        if exponentials and live.exists[result] and _only_for_products(program, result):
+            found.append(result)
+    return found
+
+
+def _only_for_products(program: Program, value: int) -> bool:
+    """Whether only products read a value, or what moves or scales it."""
+    for user in program.users[value]:
+        if program.kinds[user] == "dot_general":
+            continue
+        scaled = program.kinds[user] in _SCALING and len(program.ops[user].results) == 1
+        if not scaled or not _only_for_products(program, program.ops[user].results[0]):
+            return False
+    return True
+
+
+def _is_repeated(program: Program, value: int) -> bool:
+    """Whether heads are repeated for an operand of a product."""
+    while program.kinds[program.makers[value]] in _MOVING:
+        value = program.ops[program.makers[value]].operands[0]
+    return program.kinds[program.makers[value]] == "broadcast_in_dim"
+
+
 def _levels(program: Program, ops: Collection[int]) -> int:
     """The longest chain of ``ops`` of which each needs the result of the one before."""
     level: dict[int, int] = {}  # by op: those up to it
@@ -143,4 +218,4 @@ def _place(signature: Signature, operand: int, place: int) -> int | None:
     return place if before == after else None
 
 
-__all__ = ["headed_scores", "score_passes"]
+__all__ = ["gradients_in_products", "headed_scores", "score_passes", "sums_in_products"]

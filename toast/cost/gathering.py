@@ -14,7 +14,12 @@ from scipy import sparse
 
 from toast.cost.accumulated_sums import sum_runs
 from toast.cost.argument_views import argument_views, reshaped, whole_arguments
-from toast.cost.attention_scores import headed_scores, score_passes
+from toast.cost.attention_scores import (
+    gradients_in_products,
+    headed_scores,
+    score_passes,
+    sums_in_products,
+)
 from toast.cost.constant_values import constant_values, remade_values
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
 from toast.cost.fetched_arguments import fetched_uses
@@ -32,10 +37,12 @@ from toast.cost.liveness import (
     added_scatters,
     allocated_only,
     computed_values,
+    dimensions_in,
     liveness,
     narrower_scores,
     op_before,
     summed_selections,
+    written_wide,
 )
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
@@ -217,6 +224,9 @@ def build(
         vector_bytes, relayout_bytes,
     )  # fmt: skip
     if lanes > 1:
+        in_products = gradients_in_products(program, live)
+        accesses[0][np.isin(names.use_op, [program.makers[value] for value in in_products])] = 0
+        accesses[1][in_products] = 0
         read = accesses[0] > 0
         accesses[0] *= score_passes(program, live, names.use_op, names.use_value, read)
     left_out = caches.leave_out(program, names.use_op, names.use_value)
@@ -235,6 +245,8 @@ def build(
     accesses[0][turned_arguments(program, live, names.use_op, names.use_value)] = 0.0
     before_products = accesses[0].copy()
     accesses[0][[each.use for each in rounded.values()]] = 0.0
+    in_product = np.isin(names.use_op, sums_in_products(program, live) if lanes > 1 else [])
+    reads_in_products = accesses[0] * in_product * op_runs[names.use_op]
     runs = reshard_runs(program, names.use_op, names.use_value, partitioned=partitioned)
     sums = sum_runs(program, analysis.rules)
     grouped = _group_values(
@@ -269,7 +281,7 @@ def build(
     product_ops = np.flatnonzero(ops.product[classes.of_op]).tolist()
     products = _products(
         space.analysis, classes.representative, np.flatnonzero(ops.product), factors,
-        repeats,
+        repeats, written_wide(program, live, np.flatnonzero(stored < 1).tolist()),
     )  # fmt: skip
     kernels = _kernel_terms(rules, factors + 1)
     working = np.flatnonzero((ops.flops > 0)[classes.of_op])
@@ -327,6 +339,7 @@ def build(
         number=np.bincount(grouped.of_use, minlength=len(grouped.use_value)),
         runs=of_use_classes(op_runs[names.use_op]),
         reads=grouped.use_reads,
+        reads_in_products=of_use_classes(reads_in_products),
         added_reads=of_use_classes(added_reads),
         added_room=most_of_use_classes(room),
         row_moves=of_use_classes(rows.moves),
@@ -1193,6 +1206,7 @@ def _products(
     products: Ints,
     factors: int,
     repeated_operands: Collection[int],
+    wide: Collection[int],
 ) -> Products:
     """Rows, columns, depth and batch of products, and which of them each factor belongs to.
 
@@ -1261,6 +1275,9 @@ def _products(
     return Products(
         products, sizes, groups, vector, tile, tile_factor, images, image_factor,
         features, feature_factor, back, of_images, sums_images, keeps,
+        np.array([
+            analysis.program.ops[representative[k]].results[0] in wide for k in products.tolist()
+        ], dtype=bool),
     )  # fmt: skip
 
 
@@ -1345,6 +1362,10 @@ def _loopable(analysis: Analysis, grouped: _Grouped, windows: Windows) -> _Loope
     return looped
 
 
+#: Ops between a product and the result that XLA computes for it.
+_MOVED = frozenset({"convert", "transpose"})
+
+
 def _operands(
     program: Program,
     rules: Sequence[SignatureRule],
@@ -1357,9 +1378,14 @@ def _operands(
     rank = _rank(program)
     along: dict[tuple[int, int], Bools] = {}
     images: set[tuple[int, int]] = set()
+    places: dict[tuple[int, int], tuple[int, int, int, bool]] = {}
     for op in products:
         rule, result = rules[signature[op]], program.ops[op].results[0]
-        for tensor, operand in zip(rule.operands, program.ops[op].operands, strict=True):
+        dot = program.kind(op) == "dot_general"
+        last = [_last_in_result(rule, side) if dot else -1 for side in (0, 1)]
+        for index, (tensor, operand) in enumerate(
+            zip(rule.operands, program.ops[op].operands, strict=True)
+        ):
             factors = {factor for stack in tensor for factor in stack}
             key = int(grouped.of_value[operand]), int(grouped.of_value[result])
             row = along.setdefault(key, np.zeros(rank, dtype=bool))
@@ -1367,14 +1393,53 @@ def _operands(
                 images.add(key)
             for d, stack in enumerate(rule.results[0]):
                 row[d] |= not factors.isdisjoint(stack)
+            if dot and operand not in tiles:
+                kept = {factor for stack in rule.results[0] for factor in stack}
+                contracted = [d for d, stack in enumerate(tensor) if kept.isdisjoint(stack)]
+                places.setdefault(key, (
+                    last[index], last[1 - index], max(contracted, default=-1),
+                    index == _left_side(program, rule, result),
+                ))  # fmt: skip
     keys = sorted(along)
     value, result_class = np.array(keys, dtype=np.int64).reshape(-1, 2).T
+    places_of_keys = [places.get(key, (-1, -1, -1, False)) for key in keys]
+    own, other, summed, left = np.array(places_of_keys, dtype=np.int64).reshape(-1, 4).T
     return ProductOperands(
         value,
         result_class,
         np.array([along[key] for key in keys], dtype=bool).reshape(-1, rank),
         np.array([key in images for key in keys], dtype=bool),
+        own,
+        other,
+        summed,
+        left.astype(bool),
     )
+
+
+def _last_in_result(rule: SignatureRule, side: int) -> int:
+    """The dimension of a product's result that is the last one of an operand; -1 for none."""
+    factors = {*rule.operands[side][-1]} if rule.operands[side] else set[int]()
+    return max(
+        (d for d, stack in enumerate(rule.results[0]) if not factors.isdisjoint(stack)), default=-1
+    )
+
+
+def _left_side(program: Program, rule: SignatureRule, result: int) -> int:
+    """The operand whose dimensions lead in a product's result, after transposes of it."""
+    order = list(range(len(rule.results[0])))
+    passed = result
+    while len(users := program.users[passed]) == 1 and program.kind(users[0]) in _MOVED:
+        op = program.ops[users[0]]
+        if program.kind(users[0]) == "transpose":
+            permutation = dimensions_in(program.signatures[op.signature], "permutation")
+            order = [order[d] for d in permutation]
+        passed = op.results[0]
+    sides = [{f for stack in tensor for f in stack} for tensor in rule.operands]
+    for d in order:
+        having = [n for n, side in enumerate(sides) if not side.isdisjoint(rule.results[0][d])]
+        if len(having) == 1:
+            return having[0]
+    return 0
 
 
 def _rank(program: Program) -> int:

@@ -532,6 +532,38 @@ def narrower_scores(program: Program, live: Liveness) -> Ints:
     ], dtype=np.int64)  # fmt: skip
 
 
+def written_wide(program: Program, live: Liveness, narrower: Collection[int]) -> frozenset[int]:
+    """Results of products whose kernels write nothing but elements of 32 bits.
+
+    Kernels pack narrower elements before they write them.  XLA widens a result before it writes it
+    if all that read it do, as for logits, but not in backward passes.  ``narrower`` are values of
+    which half of the bits are stored.
+    """
+    width = [element_bytes(value.type.dtype) for value in program.values]
+    for value in narrower:
+        width[value] //= 2
+    written: dict[int, list[int]] = {}
+    for value, product in enumerate(live.fused_product.tolist()):
+        if product >= 0 and live.exists[value]:
+            written.setdefault(product, []).append(width[value])
+    for number, op in enumerate(program.ops):
+        if live.kinds[number] == "dot_general" and live.exists[op.results[0]]:
+            (result,) = op.results
+            users = program.users[result] if program.passes[number] != "backward" else ()
+            widened = {
+                width[program.ops[user].results[0]] if program.kinds[user] == "convert" else 0
+                for user in users
+            }
+            written.setdefault(result, []).append(_WIDE if widened == {_WIDE} else width[result])
+    return frozenset(
+        result for result, widths in written.items() if all(each == _WIDE for each in widths)
+    )
+
+
+#: Bytes of an element that a kernel writes without packing it.
+_WIDE = 4
+
+
 def spreading(program: Program) -> list[int]:
     """Slices that skip rows or lanes of tiles, and pads between elements: kernels of their own.
 

@@ -184,11 +184,16 @@ def _check(tables: Tables, space: Space) -> None:
         (tables.pairs.later, uses), (tables.pairs.earlier, uses),
         (tables.joint_sums.value, values), (tables.joint_sums.other, values),
         (tables.operands.value, values), (tables.operands.result, values),
+        (tables.operands.last, ranks), (tables.operands.last_of_other, ranks),
+        (tables.operands.contracted, ranks),
         (tables.events.op, len(program.ops)), (tables.events.column, tables.columns.width),
         (tables.events.value, len(program.values)), (tables.results, uses),
         (tables.value_class, values), (tables.use_class, uses),
     ):  # fmt: skip
-        least = -1 if array is tables.slots.dim else 0
+        least = -1 if any(array is column for column in (
+            tables.slots.dim, tables.operands.last, tables.operands.last_of_other,
+            tables.operands.contracted,
+        )) else 0  # fmt: skip
         if array.size and not (least <= array.min() and array.max() < end):
             raise ValueError("out of range")
     windows = tables.windows

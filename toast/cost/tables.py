@@ -81,6 +81,7 @@ class Products(EntityTable):
     of_images: Bools  # a convolution along two dimensions or more
     sums_images: Bools  # such a one that sums over images: the gradient of a kernel
     keeps: Bools  # whether it is in a loop in which its larger operand does not change
+    wide: Bools  # :func:`toast.cost.liveness.written_wide`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,6 +211,9 @@ class UseClasses(EntityTable):
     number: Ints  # uses in the program, without repetition
     runs: Floats  # runs in a step of the ops that use it
     reads: Floats  # by memory-bound kernels in a step, and writes of updates into buffers
+    #: Those of them for sums that the kernel of a product computes
+    #: (:func:`toast.cost.attention_scores.sums_in_products`), unless it stores narrower scores.
+    reads_in_products: Floats
     added_reads: Floats  # by products in loops, which add to it, in a step
     added_room: Floats  # bytes of all such sums of the loop, over those of this one
     row_moves: Floats  # by loops that move all its rows, one after the other, in a step
@@ -269,6 +273,10 @@ class ProductOperands(EntityTable):
     result: Ints  # value class of the products' results
     along: Bools  # [rows, R] dimensions of the result that the operand has, too
     images: Bools  # whether the operand consists of images, and the product sums over them
+    last: Ints  # the dimension of a dot product's result that is the operand's last one, or -1
+    last_of_other: Ints  # the same of the other operand
+    contracted: Ints  # the last contracting dimension of the operand; -1 for none
+    left: Bools  # whether it is the left-hand side
 
 
 @dataclasses.dataclass(frozen=True)

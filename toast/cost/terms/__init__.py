@@ -61,6 +61,7 @@ from toast.cost.terms.traffic import (
     Sums,
     UsePlaces,
 )
+from toast.cost.terms.turned_operands import TurnedOperands
 
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
@@ -73,13 +74,13 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), LookupCopies(),
     SharedCopies(), WholeSums(), MergedSums(), HaloOperands(), SecondBuffers(), PartedOperands(),
     DelayedOperands(), ImagesInLanes(), WaitingOperands(), ImagesInBands(), SlicedSelections(),
-    AddedOperands(), AddedResults(), RoundedStacks(), StackCopies(), CacheCopies(), Workspaces(),
-    RingBuffers(),
+    TurnedOperands(), AddedOperands(), AddedResults(), RoundedStacks(), StackCopies(),
+    CacheCopies(), Workspaces(), RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums and of gathers.
 _OF_PARTITIONER = (
-    SecondBuffers, PartedProducts, WaitingOperands, GatherCopies, LogitGradients,
+    SecondBuffers, PartedProducts, WaitingOperands, GatherCopies, LogitGradients, TurnedOperands,
 )  # fmt: skip
 
 #: Those of a device-local program: XLA partitions none of its ops, and adds no loops.
