@@ -281,7 +281,7 @@ def build(
     product_ops = np.flatnonzero(ops.product[classes.of_op]).tolist()
     products = _products(
         space.analysis, classes.representative, np.flatnonzero(ops.product), factors,
-        repeats, written_wide(program, live, np.flatnonzero(stored < 1).tolist()),
+        repeats, written_wide(program, live, np.flatnonzero(stored < 1).tolist()), lanes,
     )  # fmt: skip
     kernels = _kernel_terms(rules, factors + 1)
     working = np.flatnonzero((ops.flops > 0)[classes.of_op])
@@ -389,6 +389,7 @@ def build(
             # Kernels of convolutions read float32 operands as they are in memory.
             {kind: dtype for kind, dtype in operand_types.items() if kind != "convolution"},
             rounded, before_products, fetched_uses(program, names.use_op, names.use_value), tiles,
+            lanes,
         ),
         kernels=kernels,
         kernel_tensors=slots.kernel_tensors(np.unique(kernels.op_class), rules),
@@ -865,6 +866,7 @@ class _Slots:
         accesses: Floats | None = None,
         fetched: Bools | None = None,
         tiles: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+        lanes: int = 1,
     ) -> ProductTensors:
         """The tensors of op classes, here ``products``.
 
@@ -872,8 +874,8 @@ class _Slots:
         ``operand_types`` the element type to which each kind of product rounds float32 operands.
         ``rounded`` are those of :func:`toast.cost.product_reads.rounded_arguments`, and
         ``accesses`` (``[uses]``) those by kernels, products left out.  ``fetched`` (``[uses]``) are
-        those of :func:`toast.cost.fetched_arguments.fetched_uses`, and ``tiles`` those of
-        :func:`toast.cost.image_tiles.tiles_of_images`.
+        those of :func:`toast.cost.fetched_arguments.fetched_uses`, ``tiles`` those of
+        :func:`toast.cost.image_tiles.tiles_of_images`, and ``lanes`` those of the device.
         """
         program, ops = self._space.analysis.program, self._space.classes.representative
         place = {k: number for number, k in enumerate(products.tolist())}
@@ -889,6 +891,10 @@ class _Slots:
                 type_ = program.values[value].type
                 size = float(math.prod(type_.shape)) * element_bytes(type_.dtype)
                 size *= 1.0 if stored is None else float(stored[value])
+                if lanes > 1:
+                    size *= _score_padding(
+                        program.signatures[op.signature], None if side else index, lanes
+                    )
                 viewed = min(1.0, views[value] / program.repeats[int(ops[k])])
                 read_as = operand_types.get(program.kind(int(ops[k])), "")
                 rounds = bool(read_as) and type_.dtype == "f32"
@@ -1207,6 +1213,7 @@ def _products(
     factors: int,
     repeated_operands: Collection[int],
     wide: Collection[int],
+    lanes: int,
 ) -> Products:
     """Rows, columns, depth and batch of products, and which of them each factor belongs to.
 
@@ -1222,6 +1229,7 @@ def _products(
     image_factor, feature_factor = np.full((2, len(products)), -1, dtype=np.int64)
     features = np.zeros_like(images)
     back, of_images, sums_images, keeps = np.zeros((4, len(products)), dtype=bool)
+    padding = np.ones(len(products))
     for row, k in enumerate(products.tolist()):
         number = analysis.names.signature[representative[k]]
         rule, signature = analysis.rules[number], analysis.program.signatures[number]
@@ -1248,6 +1256,8 @@ def _products(
             if group < 4:
                 sizes[row, group] *= extent.get(f, factor.size)
         vector[row] = signature.kind == "dot_general" and of_vectors(signature)
+        if lanes > 1:
+            padding[row] = _score_padding(signature, None, lanes)
         larger = max((0, 1), key=lambda n: math.prod(signature.operands[n].shape))
         keeps[row] = _keeps(analysis.program, representative[k], larger)
         stacks = rule.operands[larger][-2:]
@@ -1278,7 +1288,39 @@ def _products(
         np.array([
             analysis.program.ops[representative[k]].results[0] in wide for k in products.tolist()
         ], dtype=bool),
+        padding,
     )  # fmt: skip
+
+
+def _score_padding(signature: Signature, operand: int | None, lanes: int) -> float:
+    """The bytes of attention's scores in tiles over those without; 1 for other tensors.
+
+    Scores are operands of products of batches, or results (``None``).  Their two sequences are in
+    the rows and the lanes.
+    """
+    if signature.kind != "dot_general":
+        return 1.0
+    side = "lhs" if operand in (None, 0) else "rhs"
+    batch = dimensions_in(signature, f"{side}_batching_dimensions")
+    if operand is None:  # the batch leads in results
+        sizes = signature.results[0].shape[len(batch) :]
+    else:
+        shape = signature.operands[operand].shape
+        sizes = tuple(size for d, size in enumerate(shape) if d not in batch)
+    if not batch or len(sizes) < _MATRIX or sorted(sizes)[-_MATRIX] < lanes:
+        return 1.0
+    rows, columns = sorted(sizes)[-_MATRIX:]
+    return min(
+        math.ceil(size / lanes) * lanes / size * math.ceil(other / _SUBLANES) * _SUBLANES / other
+        for size, other in ((rows, columns), (columns, rows))
+    )
+
+
+#: Dimensions of a matrix.
+_MATRIX = 2
+
+#: Rows of a tile.
+_SUBLANES = 8
 
 
 def _keeps(program: Program, op: int, operand: int) -> bool:

@@ -82,6 +82,7 @@ class Products(EntityTable):
     sums_images: Bools  # such a one that sums over images: the gradient of a kernel
     keeps: Bools  # whether it is in a loop in which its larger operand does not change
     wide: Bools  # :func:`toast.cost.liveness.written_wide`
+    padding: Floats  # bytes of the result in tiles over those without, if it has attention's scores
 
 
 @dataclasses.dataclass(frozen=True)

@@ -136,7 +136,7 @@ class ProductWork(LocalTerm):
         on_unit = summed & ~vector
         on_images, of_images = self._image_elements(layout, tensors, first)
         stored = size[..., 0] * size[..., 1] * size[..., 3] * (count * on_unit)
-        stored = stored * np.where(t.products.wide, _UNPACKED, 1.0)
+        stored = stored * t.products.padding * np.where(t.products.wide, _UNPACKED, 1.0)
         stored = hardware.products.moved_results(stored, away)
         stored = np.where(on_images, of_images * count, stored)
         seconds = hardware.products.kernel_seconds(flops, stored, moved, count, memory)

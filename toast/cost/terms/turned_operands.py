@@ -7,10 +7,11 @@ import numpy as np
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Bools, Entity, Floats, Ints
 from toast.cost.layout import Layout
-from toast.cost.liveness import Lifetimes, LiveRanges
+from toast.cost.liveness import Lifetimes, LiveRanges, dimensions_in
 from toast.cost.terms.buffers import ROUNDED
 from toast.cost.terms.kernels import share_away
 from toast.cost.terms.term import Term
+from toast.program import Program
 
 #: Bytes of an element that products round.
 _WIDE = 4
@@ -46,6 +47,13 @@ class TurnedOperands(Term):
         products = ranges.of_products
         products = products[(ranges.size > ranges.floor)[ranges.use_value[products]]]
         products = products[~ranges.host[ranges.use_value[products]]]
+        kept = [
+            _keeps_last(ranges.program, op, value)
+            for op, value in zip(
+                ranges.use_op[products].tolist(), ranges.use_value[products].tolist(), strict=True
+            )
+        ]
+        products = products[np.array(kept, dtype=bool)]
         start = ranges.use_op[products]
         value = ranges.use_value[products]
         return Lifetimes(ranges.value_class[value], start, start + 1, value)
@@ -58,6 +66,16 @@ class TurnedOperands(Term):
 
     def least_bytes(self, layout: Layout) -> Floats:
         return np.zeros(layout.value_memory.shape)
+
+
+def _keeps_last(program: Program, product: int, value: int) -> bool:
+    """Whether a dot product does not sum over the last dimension of an operand."""
+    op = program.ops[product]
+    side, signature = op.operands.index(value), program.signatures[op.signature]
+    if signature.kind != "dot_general":
+        return False
+    summed = dimensions_in(signature, f"{('lhs', 'rhs')[side]}_contracting_dimensions")
+    return len(signature.operands[side].shape) - 1 not in summed
 
 
 def _padding(layout: Layout) -> Floats:
