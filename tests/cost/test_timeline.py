@@ -119,7 +119,7 @@ def test_a_local_program_has_a_whole_sum_until_it_is_scattered() -> None:
     assert names[0] - names[1] == {"scattered sums"}
     assert names[1] - names[0] == {
         "whole sums", "second buffers", "parted operands", "delayed operands",
-        "images in lanes", "waiting operands", "turned operands",
+        "images in lanes", "waiting operands",
     }  # fmt: skip
     assert [*forms[0].local_collectives(state)] == [("reduce_scatter", ("m",), 16384.0)]
     (buffer,) = [b for b in forms[0].timeline(state).at_peak if b.what == "sum"]

@@ -10,7 +10,7 @@ import pytest
 import toast
 from tests.helpers import action
 from toast.cost import CostModel
-from toast.cost.terms.turned_operands import TurnedOperands
+from toast.cost.terms.turned_operands import TurnedOperands, copied_bytes
 from toast.hardware import Mesh, load
 from toast.space import Space, States
 
@@ -43,7 +43,7 @@ def scattered(model: CostModel, along: int) -> States:
 def turned(model: CostModel, along: int) -> dict[int, float]:
     """The width of each turned operand, and the bytes of its copy on a device."""
     layout = model.layout(scattered(model, along)[None])
-    copied = TurnedOperands().bytes(layout)[0]
+    copied = copied_bytes(layout)[0]
     assert (TurnedOperands().seconds(layout)[0] > 0).tolist() == (copied > 0).tolist()
     assert not TurnedOperands().least_seconds(layout).any()
     sizes, rank = model.tables.values.sizes, model.tables.values.rank

@@ -65,17 +65,17 @@ from toast.cost.terms.turned_operands import TurnedOperands
 
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
-    ProductWork(), PartedProducts(), KernelWork(), Writes(), SumKernels(), Transcendentals(),
-    RandomBits(), Reads(), RoundedReads(), StepRows(), Latencies(), Roundings(), GatherCopies(),
-    LogitGradients(), HostTransfers(),
+    ProductWork(), PartedProducts(), TurnedOperands(), KernelWork(), Writes(), SumKernels(),
+    Transcendentals(), RandomBits(), Reads(), RoundedReads(), StepRows(), Latencies(), Roundings(),
+    GatherCopies(), LogitGradients(), HostTransfers(),
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), LookupCopies(),
     SharedCopies(), WholeSums(), MergedSums(), HaloOperands(), SecondBuffers(), PartedOperands(),
     DelayedOperands(), ImagesInLanes(), WaitingOperands(), ImagesInBands(), SlicedSelections(),
-    TurnedOperands(), AddedOperands(), AddedResults(), RoundedStacks(), StackCopies(),
-    CacheCopies(), Workspaces(), RingBuffers(),
+    AddedOperands(), AddedResults(), RoundedStacks(), StackCopies(), CacheCopies(), Workspaces(),
+    RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums and of gathers.

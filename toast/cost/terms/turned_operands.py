@@ -7,11 +7,9 @@ import numpy as np
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Bools, Entity, Floats, Ints
 from toast.cost.layout import Layout
-from toast.cost.liveness import Lifetimes, LiveRanges, dimensions_in
 from toast.cost.terms.buffers import ROUNDED
 from toast.cost.terms.kernels import share_away
 from toast.cost.terms.term import Term
-from toast.program import Program
 
 #: Bytes of an element that products round.
 _WIDE = 4
@@ -23,59 +21,38 @@ class TurnedOperands(Term):
     The gradient of a weight sums over tokens.  The kernel of the whole product transposes an
     operand as it reads it; a loop reads operands many times, so that XLA transposes before.  It
     puts the tokens into the lanes of the operand that they fill better than its last dimension
-    does, or the slices of that; if both fill the lanes, into those of the left-hand side.
+    does, or the slices of that; if both fill the lanes, into those of the left-hand side.  The copy
+    takes the place of the operand in memory, whose last reader the loop mostly is.
     """
 
-    name, scope, label = "turned operands", Entity.VALUE_CLASS, "copy"
-    of_loops = True
+    name, scope = "turned operands", Entity.VALUE_CLASS
 
     def seconds(self, layout: Layout) -> Floats:
         hardware, values = layout.machine.hardware, layout.tables.values
-        padding = _padding(layout)
-        if not padding.any():
-            return np.zeros(padding.shape)
-        copied = self.bytes(layout)
+        copied = copied_bytes(layout)
+        if not copied.any():
+            return np.zeros(copied.shape)
         sides = share_away(hardware, layout.value_memory) + share_away(hardware, copied)
-        elements = layout.value_memory * padding / np.maximum(values.element, 1.0) * values.count
+        rounded = _rounded(layout)
+        elements = copied / (rounded * np.maximum(values.element, 1.0)) * values.count
         element = hardware.relayout_bytes / hardware.memory_bytes_per_s
         return np.asarray(elements * (sides / 2) * element)
 
     def least_seconds(self, layout: Layout) -> Floats:
         return np.zeros(layout.value_memory.shape)
 
-    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
-        products = ranges.of_products
-        products = products[(ranges.size > ranges.floor)[ranges.use_value[products]]]
-        products = products[~ranges.host[ranges.use_value[products]]]
-        kept = [
-            _keeps_last(ranges.program, op, value)
-            for op, value in zip(
-                ranges.use_op[products].tolist(), ranges.use_value[products].tolist(), strict=True
-            )
-        ]
-        products = products[np.array(kept, dtype=bool)]
-        start = ranges.use_op[products]
-        value = ranges.use_value[products]
-        return Lifetimes(ranges.value_class[value], start, start + 1, value)
 
-    def bytes(self, layout: Layout) -> Floats:
-        # Those that products round are rounded first.
-        wide = layout.tables.values.element == _WIDE
-        rounded = np.where(wide & bool(layout.machine.hardware.product_operands), ROUNDED, 1.0)
-        return np.asarray(layout.value_memory * _padding(layout) * rounded)
+def copied_bytes(layout: Layout) -> Floats:
+    """``[S, C]`` the bytes of the copies of turned operands; 0 for other values.
 
-    def least_bytes(self, layout: Layout) -> Floats:
-        return np.zeros(layout.value_memory.shape)
+    Those that products round are rounded first.
+    """
+    return np.asarray(layout.value_memory * _padding(layout) * _rounded(layout))
 
 
-def _keeps_last(program: Program, product: int, value: int) -> bool:
-    """Whether a dot product does not sum over the last dimension of an operand."""
-    op = program.ops[product]
-    side, signature = op.operands.index(value), program.signatures[op.signature]
-    if signature.kind != "dot_general":
-        return False
-    summed = dimensions_in(signature, f"{('lhs', 'rhs')[side]}_contracting_dimensions")
-    return len(signature.operands[side].shape) - 1 not in summed
+def _rounded(layout: Layout) -> Floats:
+    wide = layout.tables.values.element == _WIDE
+    return np.where(wide & bool(layout.machine.hardware.product_operands), ROUNDED, 1.0)
 
 
 def _padding(layout: Layout) -> Floats:
