@@ -19,15 +19,20 @@ SEQUENCES = 1024
 
 
 def model_of(
-    tokens: int, width: int, hidden: int, dtype: str = "bfloat16", hardware: str = "tpu-v5e"
+    tokens: int,
+    width: int,
+    hidden: int,
+    dtype: str = "bfloat16",
+    hardware: str = "tpu-v5e",
+    sequences: int = SEQUENCES,
 ) -> CostModel:
-    """A gradient ``[width, hidden]`` that sums over the tokens of 1024 sequences."""
+    """A gradient ``[width, hidden]`` that sums over the tokens of all sequences."""
 
     def step(w: jax.Array, x: jax.Array) -> jax.Array:
         loss = jax.grad(lambda w: jnp.sum(jnp.einsum("btd,df->btf", x, w).astype("float32") ** 2))
         return w - 0.1 * loss(w)
 
-    shapes = (jax.ShapeDtypeStruct(s, dtype) for s in ((width, hidden), (SEQUENCES, tokens, width)))
+    shapes = (jax.ShapeDtypeStruct(s, dtype) for s in ((width, hidden), (sequences, tokens, width)))
     analysis = toast.analyze(step, *shapes, donate=(0,), platform="tpu")
     return CostModel(Space(analysis, Mesh.parse("d=16"), min_dimensions=0), load(hardware))
 
@@ -70,6 +75,13 @@ def test_the_contracting_dimension_is_in_the_lanes_that_it_fills(
     assert turned(model, along) == pytest.approx({
         last: sequences * lanes * last * element for last, lanes in copies.items()
     })  # fmt: skip
+
+
+def test_sequences_are_in_the_lanes_if_they_fill_them() -> None:
+    """64 sequences on a device do not, and 128 do."""
+    few, many = (turned(model_of(197, 1024, 4096, sequences=n), 1) for n in (1024, 2048))
+    assert few == {}
+    assert many == pytest.approx({1024: 128 * 197 * 1024 * 2})
 
 
 def test_float32_operands_are_rounded_first() -> None:

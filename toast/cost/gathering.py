@@ -1420,7 +1420,8 @@ def _operands(
     rank = _rank(program)
     along: dict[tuple[int, int], Bools] = {}
     images: set[tuple[int, int]] = set()
-    places: dict[tuple[int, int], tuple[int, int, int, bool]] = {}
+    places: dict[tuple[int, int], tuple[int, int, bool]] = {}
+    contracted: dict[tuple[int, int], Bools] = {}
     for op in products:
         rule, result = rules[signature[op]], program.ops[op].results[0]
         dot = program.kind(op) == "dot_general"
@@ -1437,15 +1438,17 @@ def _operands(
                 row[d] |= not factors.isdisjoint(stack)
             if dot and operand not in tiles:
                 kept = {factor for stack in rule.results[0] for factor in stack}
-                contracted = [d for d, stack in enumerate(tensor) if kept.isdisjoint(stack)]
+                summed = np.zeros(rank, dtype=bool)
+                summed[: len(tensor)] = [kept.isdisjoint(stack) for stack in tensor]
+                contracted.setdefault(key, summed)
                 places.setdefault(key, (
-                    last[index], last[1 - index], max(contracted, default=-1),
-                    index == _left_side(program, rule, result),
+                    last[index], last[1 - index], index == _left_side(program, rule, result),
                 ))  # fmt: skip
     keys = sorted(along)
     value, result_class = np.array(keys, dtype=np.int64).reshape(-1, 2).T
-    places_of_keys = [places.get(key, (-1, -1, -1, False)) for key in keys]
-    own, other, summed, left = np.array(places_of_keys, dtype=np.int64).reshape(-1, 4).T
+    places_of_keys = [places.get(key, (-1, -1, False)) for key in keys]
+    own, other, left = np.array(places_of_keys, dtype=np.int64).reshape(-1, 3).T
+    none = np.zeros(rank, dtype=bool)
     return ProductOperands(
         value,
         result_class,
@@ -1453,7 +1456,7 @@ def _operands(
         np.array([key in images for key in keys], dtype=bool),
         own,
         other,
-        summed,
+        np.array([contracted.get(key, none) for key in keys], dtype=bool).reshape(-1, rank),
         left.astype(bool),
     )
 

@@ -185,14 +185,12 @@ def _check(tables: Tables, space: Space) -> None:
         (tables.joint_sums.value, values), (tables.joint_sums.other, values),
         (tables.operands.value, values), (tables.operands.result, values),
         (tables.operands.last, ranks), (tables.operands.last_of_other, ranks),
-        (tables.operands.contracted, ranks),
         (tables.events.op, len(program.ops)), (tables.events.column, tables.columns.width),
         (tables.events.value, len(program.values)), (tables.results, uses),
         (tables.value_class, values), (tables.use_class, uses),
     ):  # fmt: skip
         least = -1 if any(array is column for column in (
             tables.slots.dim, tables.operands.last, tables.operands.last_of_other,
-            tables.operands.contracted,
         )) else 0  # fmt: skip
         if array.size and not (least <= array.min() and array.max() < end):
             raise ValueError("out of range")
@@ -207,7 +205,8 @@ def _check(tables: Tables, space: Space) -> None:
         (tables.values.workspace_over, (*tables.values.workspace.shape, width)),
         (tables.values.looped, (values, ranks)), (tables.uses.looped, (uses, ranks)),
         (tables.uses.sums, (uses, width)),
-        (tables.operands.along, (len(tables.operands), ranks)), (windows.bins, (bins,)),
+        (tables.operands.along, (len(tables.operands), ranks)),
+        (tables.operands.contracted, (len(tables.operands), ranks)), (windows.bins, (bins,)),
         (windows.of_value, (count, values)), (windows.of_use, (count, uses)),
         (windows.beside_maker, (count, values)), (windows.beside_user, (count, uses)),
         (tables.growth[:1], (min(1, tables.growth.shape[0]), tables.columns.width)),

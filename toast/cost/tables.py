@@ -276,7 +276,7 @@ class ProductOperands(EntityTable):
     images: Bools  # whether the operand consists of images, and the product sums over them
     last: Ints  # the dimension of a dot product's result that is the operand's last one, or -1
     last_of_other: Ints  # the same of the other operand
-    contracted: Ints  # the last contracting dimension of the operand; -1 for none
+    contracted: Bools  # [rows, R] the contracting dimensions of the operand of a dot product
     left: Bools  # whether it is the left-hand side
 
 

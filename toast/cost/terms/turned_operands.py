@@ -60,7 +60,7 @@ def _padding(layout: Layout) -> Floats:
     operands, values = layout.tables.operands, layout.tables.values
     found = np.zeros(layout.value_memory.shape)
     lanes = layout.machine.hardware.lanes
-    rows = np.flatnonzero((operands.last >= 0) & (operands.contracted >= 0))
+    rows = np.flatnonzero((operands.last >= 0) & operands.contracted.any(axis=1))
     value, result = operands.value[rows], operands.result[rows]
     parted: Bools = layout.parted[:, result]
     if lanes <= 1 or not parted.any():
@@ -73,7 +73,11 @@ def _padding(layout: Layout) -> Floats:
         return np.asarray(np.ceil(size / lanes) * lanes / size)
 
     last, other = operands.last[rows], operands.last_of_other[rows]
-    tokens = padded(value, operands.contracted[rows])
+    # Whichever contracting dimension fills the lanes best is in them.
+    tokens = np.full((len(layout.held), len(rows)), np.inf)
+    for dim in range(operands.contracted.shape[1]):
+        here = operands.contracted[rows, dim]
+        tokens[:, here] = np.minimum(tokens, padded(value, np.full(len(rows), dim)))[:, here]
     whole = padded(value, values.rank[value] - 1)
     turned, other_turned = (tokens < padded(result, np.maximum(dims, 0)) for dims in (last, other))
     even = tokens == padded(result, last)
