@@ -14,6 +14,7 @@ from toast.hardware import load
 from toast.hardware.calibrate import file_text
 from toast.hardware.measured_tables import read_products, table_text
 from toast.hardware.product_fit import calibrate_products, product_seconds
+from toast.hardware.sources import MEASURED, figure_sources
 
 HEADER = "m,n,k,dtype,seconds\n"
 
@@ -53,7 +54,7 @@ def test_files_are_written_and_read_back(tmp_path: pathlib.Path) -> None:
     share = found.hardware.products.memory_share
     assert machine.products.memory_share == pytest.approx(share)
     assert machine.measured == load("h100").measured
-    assert f"matmul = {machine.matmul_efficiency:.4g}  # our box" in path.read_text()
+    assert f"matmul = {machine.matmul_efficiency:.4g}  # Measured: our box" in path.read_text()
     assert "[sustained] 720" not in path.read_text()
 
 
@@ -105,3 +106,10 @@ def test_what_cannot_be_fitted() -> None:
         slow["seconds"] *= unit
         with pytest.raises(HardwareError, match=r"off in the mean .* check the unit \(seconds\)"):
             calibrate_products(load("h100"), slow)
+
+
+def test_fitted_figures_are_measured_whatever_their_source(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "mine.toml"
+    for note in ("our box", "Measured on our box"):
+        path.write_text(file_text("h100", None, note, {("", "product_latency_s"): 3e-6}))
+        assert figure_sources(str(path)).cited["", "product_latency_s"] == (MEASURED,)

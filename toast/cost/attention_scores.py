@@ -120,7 +120,7 @@ def sums_in_products(program: Program, live: Liveness) -> list[int]:
     the maximum and the exponentials, as in ``jax.nn.dot_product_attention``, or the keys are
     repeated for several queries, another kernel adds.
     """
-    found: list[int] = []
+    sums: list[int] = []
     for number, op in enumerate(program.ops):
         if program.kinds[number] != "reduce" or program.passes[number] == "backward":
             continue
@@ -129,17 +129,16 @@ def sums_in_products(program: Program, live: Liveness) -> list[int]:
         product = int(live.fused_product[summed])
         if program.kinds[maker] != "exponential" or product < 0:
             continue
-        (below,) = program.ops[maker].operands
-        scores = program.ops[program.makers[below]].operands
+        below = program.makers[program.ops[maker].operands[0]]
+        if program.kinds[below] != "subtract":
+            continue
+        scores = program.ops[below].operands[0]
         short = program.values[summed].type.shape[-1:] <= (_LONGEST,)
-        reduced = any(program.kinds[user] == "reduce" for user in program.users[scores[0]])
-        if (
-            program.kinds[program.makers[below]] == "subtract" and short and reduced
-            and not any(_is_repeated(program, value)
-                        for value in program.ops[program.makers[product]].operands)
-        ):  # fmt: skip
-            found.append(number)
-    return found
+        reduced = any(program.kinds[user] == "reduce" for user in program.users[scores])
+        operands = program.ops[program.makers[product]].operands
+        if short and reduced and not any(_is_repeated(program, value) for value in operands):
+            sums.append(number)
+    return sums
 
 
 def gradients_in_products(program: Program, live: Liveness) -> list[int]:
@@ -148,7 +147,7 @@ def gradients_in_products(program: Program, live: Liveness) -> list[int]:
     They are in float32, for products that round them.  If the program rounds them itself, a kernel
     of its own does.
     """
-    found: list[int] = []
+    gradients: list[int] = []
     for number, op in enumerate(program.ops):
         if program.kinds[number] != "multiply" or program.passes[number] != "backward":
             continue
@@ -158,8 +157,8 @@ def gradients_in_products(program: Program, live: Liveness) -> list[int]:
             for value in op.operands
         )
         if exponentials and live.exists[result] and _only_for_products(program, result):
-            found.append(result)
-    return found
+            gradients.append(result)
+    return gradients
 
 
 def _only_for_products(program: Program, value: int) -> bool:

@@ -21,6 +21,7 @@ from toast.hardware.description import Hardware, Measured, Protocol
 from toast.hardware.device_files import load, parse
 from toast.hardware.measured_tables import COLUMNS
 from toast.hardware.mesh import Mesh
+from toast.hardware.sources import MEASURED
 from toast.resources import directory
 
 Floats = npt.NDArray[np.float64]
@@ -244,12 +245,14 @@ def file_text(
 
     :param name_or_path: the device whose file is changed.
     :param calibration: the fit.  The text of other collectives stays as it is.
-    :param note: the source, written beside every fitted figure.
+    :param note: the source, written beside every fitted figure, which says that it is measured.
     :param figures: other fitted figures, by table (empty for the top level) and key.
     :raises toast.errors.HardwareError: if the note has several lines, or the text would not load.
     """
     if "\n" in note or "\r" in note:
         raise HardwareError("the source of fitted figures must be one line")
+    if not note.lower().startswith(MEASURED):
+        note = f"{MEASURED.capitalize()}: {note}"
     path = pathlib.Path(name_or_path)
     if path.suffix != ".toml":
         path = directory("hardware") / f"{name_or_path}.toml"

@@ -58,13 +58,13 @@ def _rounded(layout: Layout) -> Floats:
 def _padding(layout: Layout) -> Floats:
     """``[S, C]`` the bytes of turned operands over those of the operands; 0 for others."""
     operands, values = layout.tables.operands, layout.tables.values
-    found = np.zeros(layout.value_memory.shape)
+    padding = np.zeros(layout.value_memory.shape)
     lanes = layout.machine.hardware.lanes
     rows = np.flatnonzero((operands.last >= 0) & operands.contracted.any(axis=1))
     value, result = operands.value[rows], operands.result[rows]
     parted: Bools = layout.parted[:, result]
     if lanes <= 1 or not parted.any():
-        return found
+        return padding
 
     def padded(classes: Ints, dims: Ints) -> Floats:
         """``[S, rows]`` the lanes of a dimension of each class over the elements in them."""
@@ -85,5 +85,5 @@ def _padding(layout: Layout) -> Floats:
     # Kernels write values of narrow heads with the tokens in the lanes anyway, and those of the
     # gradient of logits as their loop needs it.
     turned &= parted & (whole <= tokens) & ~values.of_picked[value]
-    np.maximum.at(found.T, value, np.where(turned, tokens / whole, 0.0).T)
-    return found
+    np.maximum.at(padding.T, value, np.where(turned, tokens / whole, 0.0).T)
+    return padding
