@@ -8,7 +8,7 @@ plan does not fit, it plans again with ``remat="auto"``.  Where that does not fi
 has the memory that every plan needs at least; if that is above the limit, none fits.
 
 A row of benchmarks/grid_memory.csv has one place; rows that are there already are not planned again
-(``--again`` does).  ``--write`` puts the table into docs/memory.md.
+(``--again`` does).  ``--write`` puts the whole table into docs/memory.md, whatever was planned.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ def main() -> None:
     text = page_text(rows)
     print(text)
     if options.write:
-        write_section(PAGE, "grid", text)
+        table = read_rows()
+        write_section(PAGE, "grid", page_text([table[p] for p in places() if p in table]))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ import pytest
 
 import toast
 from toast.cost import CostModel, break_down
+from toast.cost.bound import class_seconds
+from toast.cost.terms.kernels import Reads
+from toast.evaluation.optimum import random_legal
 from toast.hardware import Mesh, load
 from toast.space import Space
 
@@ -78,6 +81,22 @@ def test_another_kernel_adds_up_narrower_scores() -> None:
     one, several = (priced(narrow, heads=heads)["forward", "reduce"] for heads in (1, 8))
     assert one == pytest.approx(9.3, rel=0.05)
     assert several < 1
+
+
+def test_a_bound_has_no_time_for_sums_that_a_product_may_compute() -> None:
+    """Whether it does depends on the sharding of other ops than the sum."""
+    shape = jax.ShapeDtypeStruct((8, 1024, 8, 64), "bfloat16")
+    analysis = toast.analyze(narrow, shape, shape, shape, platform="tpu")
+    space = Space(analysis, Mesh.parse("a=8"), min_dimensions=0, collapse=False)
+    model = CostModel(space, load("tpu-v5e"))
+    tables = model.tables
+    (use,) = np.flatnonzero(tables.uses.reads_in_products)
+    op_class = tables.op_class(Reads.scope)[use]
+    least = class_seconds(tables, model.machine, [Reads()], space.choices)[op_class]
+    drawn = random_legal(space, 50, np.random.default_rng(0))
+    read = Reads().seconds(model.layout(drawn))[:, use]
+    assert not least.any()
+    assert read.min() == 0 < read.max()
 
 
 def test_products_compute_gradients_of_scores_as_they_read_them() -> None:

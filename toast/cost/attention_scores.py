@@ -13,7 +13,14 @@ import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.kernel_kinds import of_vectors
-from toast.cost.liveness import BARRIERS, Liveness, dimensions_in
+from toast.cost.liveness import (
+    BARRIERS,
+    MOVING,
+    Liveness,
+    dimensions_in,
+    of_difference,
+    op_before,
+)
 from toast.program import Program, Signature
 from toast.space import PRODUCTS
 
@@ -56,8 +63,7 @@ _IN_PRODUCT = 1
 #: The longest rows of which the kernel of the product also adds up the exponentials.
 _LONGEST = 3072
 
-#: Ops that only move elements.
-_MOVING = frozenset({"convert", "reshape", "transpose", "reduce_precision"})
+#: Ops that move or scale elements.
 _SCALING = frozenset({"multiply", "reshape", "transpose"})
 
 
@@ -125,14 +131,10 @@ def sums_in_products(program: Program, live: Liveness) -> list[int]:
         if program.kinds[number] != "reduce" or program.passes[number] == "backward":
             continue
         summed = op.operands[0]
-        maker = program.makers[summed]
         product = int(live.fused_product[summed])
-        if program.kinds[maker] != "exponential" or product < 0:
+        scores = of_difference(program, live.kinds, program.makers[summed])
+        if scores is None or product < 0:
             continue
-        below = program.makers[program.ops[maker].operands[0]]
-        if program.kinds[below] != "subtract":
-            continue
-        scores = program.ops[below].operands[0]
         short = program.values[summed].type.shape[-1:] <= (_LONGEST,)
         reduced = any(program.kinds[user] == "reduce" for user in program.users[scores])
         operands = program.ops[program.makers[product]].operands
@@ -174,9 +176,8 @@ def _only_for_products(program: Program, value: int) -> bool:
 
 def _is_repeated(program: Program, value: int) -> bool:
     """Whether heads are repeated for an operand of a product."""
-    while program.kinds[program.makers[value]] in _MOVING:
-        value = program.ops[program.makers[value]].operands[0]
-    return program.kinds[program.makers[value]] == "broadcast_in_dim"
+    maker = op_before(program, program.makers[value], MOVING | {"reduce_precision"})
+    return program.kinds[maker] == "broadcast_in_dim"
 
 
 def _levels(program: Program, ops: Collection[int]) -> int:

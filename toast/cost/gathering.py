@@ -31,6 +31,7 @@ from toast.cost.liveness import (
     GROUPED,
     MOVING,
     PASSED_ON,
+    SUBLANES,
     Lifetimes,
     Liveness,
     LiveRanges,
@@ -1311,16 +1312,13 @@ def _score_padding(signature: Signature, operand: int | None, lanes: int) -> flo
         return 1.0
     rows, columns = sorted(sizes)[-_MATRIX:]
     return min(
-        math.ceil(size / lanes) * lanes / size * math.ceil(other / _SUBLANES) * _SUBLANES / other
+        math.ceil(size / lanes) * lanes / size * math.ceil(other / SUBLANES) * SUBLANES / other
         for size, other in ((rows, columns), (columns, rows))
     )
 
 
 #: Dimensions of a matrix.
 _MATRIX = 2
-
-#: Rows of a tile.
-_SUBLANES = 8
 
 
 def _keeps(program: Program, op: int, operand: int) -> bool:
@@ -1426,6 +1424,8 @@ def _operands(
         rule, result = rules[signature[op]], program.ops[op].results[0]
         dot = program.kind(op) == "dot_general"
         last = [_last_in_result(rule, side) if dot else -1 for side in (0, 1)]
+        left = _left_side(program, rule, result) if dot else -1
+        kept = {factor for stack in rule.results[0] for factor in stack}
         for index, (tensor, operand) in enumerate(
             zip(rule.operands, program.ops[op].operands, strict=True)
         ):
@@ -1437,17 +1437,14 @@ def _operands(
             for d, stack in enumerate(rule.results[0]):
                 row[d] |= not factors.isdisjoint(stack)
             if dot and operand not in tiles:
-                kept = {factor for stack in rule.results[0] for factor in stack}
                 summed = np.zeros(rank, dtype=bool)
                 summed[: len(tensor)] = [kept.isdisjoint(stack) for stack in tensor]
                 contracted.setdefault(key, summed)
-                places.setdefault(key, (
-                    last[index], last[1 - index], index == _left_side(program, rule, result),
-                ))  # fmt: skip
+                places.setdefault(key, (last[index], last[1 - index], index == left))
     keys = sorted(along)
     value, result_class = np.array(keys, dtype=np.int64).reshape(-1, 2).T
     places_of_keys = [places.get(key, (-1, -1, False)) for key in keys]
-    own, other, left = np.array(places_of_keys, dtype=np.int64).reshape(-1, 3).T
+    own, other, leading = np.array(places_of_keys, dtype=np.int64).reshape(-1, 3).T
     none = np.zeros(rank, dtype=bool)
     return ProductOperands(
         value,
@@ -1457,7 +1454,7 @@ def _operands(
         own,
         other,
         np.array([contracted.get(key, none) for key in keys], dtype=bool).reshape(-1, rank),
-        left.astype(bool),
+        leading.astype(bool),
     )
 
 

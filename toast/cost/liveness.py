@@ -22,6 +22,7 @@ from toast.cost.overwriting import overwriting
 from toast.cost.program_loops import loops_of
 from toast.cost.shared_kernels import kernels
 from toast.cost.tables import CopyPairs, EntityTable
+from toast.hardware.description import LANE_BYTES
 from toast.program import Program, Signature, element_bytes
 from toast.space import BOUNDARY, PRODUCTS
 
@@ -554,14 +555,12 @@ def written_wide(program: Program, live: Liveness, narrower: Collection[int]) ->
                 width[program.ops[user].results[0]] if program.kinds[user] == "convert" else 0
                 for user in users
             }
-            written.setdefault(result, []).append(_WIDE if widened == {_WIDE} else width[result])
+            written.setdefault(result, []).append(
+                LANE_BYTES if widened == {LANE_BYTES} else width[result]
+            )
     return frozenset(
-        result for result, widths in written.items() if all(each == _WIDE for each in widths)
+        result for result, widths in written.items() if all(each == LANE_BYTES for each in widths)
     )
-
-
-#: Bytes of an element that a kernel writes without packing it.
-_WIDE = 4
 
 
 def spreading(program: Program) -> list[int]:
@@ -890,7 +889,7 @@ def _existing(
     # Large values that each value depends on, from the first op to the last.
     inputs: list[frozenset[int]] = [frozenset()] * len(values)
     parts = [*inputs]  # of what follows from each value: itself if it is in memory, or its inputs
-    differences = [_of_difference(program, kinds, op) for op in makers]
+    differences = [of_difference(program, kinds, op) for op in makers]
     picked = [value in logits for value in differences]
     costly = [
         kinds[op] in EXPENSIVE and (value is None or value in needed)
@@ -977,7 +976,7 @@ def op_before(program: Program, op: int, kinds: Collection[str]) -> int:
     return op
 
 
-def _of_difference(program: Program, kinds: list[str], op: int) -> int | None:
+def of_difference(program: Program, kinds: Sequence[str], op: int) -> int | None:
     """What an op subtracts from, if it is the exponential of a difference, as in a softmax.
 
     Products compute such exponentials again.

@@ -582,6 +582,20 @@ class Reads(LocalTerm):
     name, scope = "reads", Entity.USE_CLASS
 
     def seconds(self, layout: LocalLayout) -> Floats:
+        uses = layout.tables.uses
+        if not uses.reads_in_products.any():
+            return self._seconds(layout, uses.reads)
+        narrowed = layout.narrowed[:, uses.value]
+        more = np.where(narrowed < 1, _OF_NARROW / narrowed - 1, -1.0)
+        return self._seconds(layout, uses.reads + more * uses.reads_in_products)
+
+    def least_seconds(self, layout: LocalLayout) -> Floats:
+        # Whether the kernel of a product adds depends on the sharding of its scores.
+        uses = layout.tables.uses
+        return self._seconds(layout, uses.reads - uses.reads_in_products)
+
+    @staticmethod
+    def _seconds(layout: LocalLayout, reads: Floats) -> Floats:
         t, hardware = layout.tables, layout.machine.hardware
         share = access_share(hardware, t.values, layout.read_bytes, t.uses.value)
         if hardware.products.fast_bytes:
@@ -590,11 +604,6 @@ class Reads(LocalTerm):
         together = layout.read_bytes * t.uses.added_room
         added = hardware.products.moved_bytes(together) / np.maximum(t.uses.added_room, 1.0)
         added = added * (t.uses.added_reads / rate)
-        reads = t.uses.reads
-        if t.uses.reads_in_products.any():
-            narrowed = layout.narrowed[:, t.uses.value]
-            more = np.where(narrowed < 1, _OF_NARROW / narrowed - 1, -1.0)
-            reads = reads + more * t.uses.reads_in_products
         return np.asarray(layout.read_bytes * share * (reads / rate) + added)
 
 

@@ -10,9 +10,7 @@ from toast.cost.layout import Layout
 from toast.cost.terms.buffers import ROUNDED
 from toast.cost.terms.kernels import share_away
 from toast.cost.terms.term import Term
-
-#: Bytes of an element that products round.
-_WIDE = 4
+from toast.hardware.description import LANE_BYTES
 
 
 class TurnedOperands(Term):
@@ -51,7 +49,7 @@ def copied_bytes(layout: Layout) -> Floats:
 
 
 def _rounded(layout: Layout) -> Floats:
-    wide = layout.tables.values.element == _WIDE
+    wide = layout.tables.values.element == LANE_BYTES
     return np.where(wide & bool(layout.machine.hardware.product_operands), ROUNDED, 1.0)
 
 
