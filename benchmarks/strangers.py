@@ -17,8 +17,9 @@ Seeds from 20000 stand for the programs of ``engineers.py``, which nothing draws
 
     python benchmarks/strangers.py --table benchmarks/engineers.csv --seeds 20000:20016 --plans 0
 
-The steps take the compiler longest: ``--timed`` adds them to plans that have none.  ``--price``
-predicts all rows again with present prices.  ``--page`` writes the figures of all tables into
+The steps take the compiler longest: ``--timed`` adds them to plans that have none.  ``--search``
+searches again, and compiles plans that are new.  ``--price`` predicts all rows again with present
+prices.  ``--page`` writes the figures of all tables into
 docs/fidelity.md.
 
 This needs libtpu, but no TPU, and a minute or two for a program.  A plan that the compiler refuses
@@ -319,6 +320,12 @@ def row_of(
     )  # fmt: skip
 
 
+def plan_found(model: CostModel, stranger: grammar.Stranger) -> States:
+    """The state that the search finds."""
+    settings = Settings(seed=stranger.seed, budget=SEARCH_S)
+    return find(model, memory_bytes=model.hardware.memory_limit_bytes, settings=settings).state
+
+
 def plans_of(
     model: CostModel, stranger: grammar.Stranger, others: int, most_experts: int
 ) -> Iterator[tuple[str, bool, States]]:
@@ -328,8 +335,7 @@ def plans_of(
     plans, and far from them.
     """
     space = model.space
-    settings = Settings(seed=stranger.seed, budget=SEARCH_S)
-    best = find(model, memory_bytes=model.hardware.memory_limit_bytes, settings=settings).state
+    best = plan_found(model, stranger)
     plans = [("found", best)]
     experts = [*manual_states(model, stranger.strategies)]
     if len(experts) > most_experts:  # every program has others
@@ -423,6 +429,31 @@ def timed(rows: Sequence[Row], lowering: Lowering, limit_s: float) -> Iterator[R
             yield new if new.compiled else row  # perhaps the compiler was too slow
         else:
             yield row
+
+
+def searched(rows: Sequence[Row], lowering: Lowering) -> list[Row]:
+    """The rows of one program after a search by present prices; a new plan found is compiled.
+
+    The plans that earlier prices found stay, as ``found earlier``.
+    """
+    stranger = program_of(rows[0].seed)
+    models = models_of(stranger, lowering)
+    best = plan_found(models[0], stranger)
+    earlier = sum(row.plan.startswith("found earlier") for row in rows)
+    others: list[Row] = []
+    same: Row | None = None
+    for row in rows:
+        if row.state and unpacked(row.state, best).tobytes() == best.tobytes():
+            same = row
+        elif row.plan == "found":
+            earlier += 1
+            others.append(dataclasses.replace(row, plan=f"found earlier {earlier}", found=0))
+        else:
+            others.append(dataclasses.replace(row, found=0))
+    if same is None:
+        same = judged(models, stranger, "found", True, best, lowering=lowering, full=True)
+    name = "found" if same.plan.startswith("found earlier") else same.plan
+    return [dataclasses.replace(same, plan=name, found=1), *others]
 
 
 def priced(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
@@ -625,6 +656,11 @@ def main() -> None:
     parser.add_argument(
         "--timed", action="store_true", help="compile rows of --seeds without steps to the end"
     )
+    parser.add_argument(
+        "--search",
+        action="store_true",
+        help="search again for the plans of --seeds with steps; compile those that are new",
+    )
     parser.add_argument("--report", action="store_true", help="compile no further programs")
     parser.add_argument("--page", action="store_true", help="write the figures into the docs")
     parser.add_argument("--price", action="store_true", help="predict all rows again")
@@ -681,6 +717,17 @@ def main() -> None:
             rows = [row for row in rows if row.seed != seed] + new
             write(rows, table)
             print(f"{seed}: {sum(row.xla_step_ms > 0 for row in new)} plans have steps", flush=True)
+            jax.clear_caches()
+            gc.collect()
+    if options.search:
+        for seed in steps(sorted(done & {*options.seeds}), lambda seed: f"seed {seed}"):
+            old = [row for row in rows if row.seed == seed]
+            if sum(row.known_step_ms > 0 for row in old) < 2:
+                continue
+            new = searched(old, lowering)
+            rows = [row for row in rows if row.seed != seed] + new
+            write(rows, table)
+            print(f"{seed}: {new[0].plan}", "" if len(new) == len(old) else "(new)", flush=True)
             jax.clear_caches()
             gc.collect()
     if options.price:
