@@ -54,7 +54,7 @@ def rows(name: str, batch: int, chip: str, layers: int) -> Iterator[str]:
     limit = hardware.memory_limit_bytes
     states["found"] = find(price, memory_bytes=limit, settings=Settings(budget=60.0)).state
     for plan, state in states.items():
-        bare, seen = strangers.predictions_of((price, scheduled), state)
+        seen = strangers.scheduled(scheduled, state)
         verdict = judge(analysis.program, shardings_of(price, state), hardware, full=True)
         if verdict.schedule is None:
             yield f"| {name}, {chip} | {plan} | does not fit | | | | |"
