@@ -41,6 +41,7 @@ from toast.plan import (
     misfit_note,
     misfit_proof,
     needed,
+    network_notes,
     padded,
     padding_gain,
     padding_note,
@@ -528,6 +529,7 @@ def plan(
             *filter(None, [", ".join(_notes(settings, result))]),
             *region_notes(analysis.program, model.space.full_mesh),
             *_foreign_axes(analysis, model.space.full_mesh),
+            *network_notes(machine, model.space.full_mesh),
         ]
         best = make_plan(
             without_policies(model), result, memory_bytes=limit, seed=settings.seed,

@@ -17,6 +17,8 @@ from tests.helpers import f32, mlp
 from toast.apply.device_meshes import device_grid
 from toast.errors import HardwareError, MeshError
 from toast.hardware import COLLECTIVES, Collectives, Mesh, load, meshes_of
+from toast.hardware.network_axes import network_of
+from toast.plan import network_notes
 from toast.plan.files import hardware_digest
 from toast.resources import directory
 
@@ -80,6 +82,71 @@ def test_networks_of_networks_and_of_switches(tmp_path: pathlib.Path) -> None:
     assert hardware_digest(machine) != hardware_digest(load("h100"))
 
 
+@pytest.mark.parametrize("name", ["dcn", "dcn_data", "dcn_data_parallelism", "replica_dcn"])
+def test_axes_named_after_the_data_centre_network_go_over_it(name: str) -> None:
+    for kind in COLLECTIVES:
+        for axes in (("slice",), ("slice", "x"), ("x", "y")):
+            own = [name if axis == "slice" else axis for axis in axes]
+            found = seconds(kind, f"{name}=4,x=4,y=4", *own)
+            assert found == seconds(kind, "slice=4,x=4,y=4", *axes)
+
+
+def test_several_axes_over_one_network_are_its_slices() -> None:
+    mesh = "dcn_data=2,dcn_fsdp=4,x=4,y=4"
+    for kind in COLLECTIVES:
+        both = seconds(kind, mesh, "dcn_data", "dcn_fsdp", "x")
+        assert both == seconds(kind, "slice=8,x=4,y=4", "slice", "x")
+        assert seconds(kind, mesh, "dcn_fsdp") == seconds(kind, "slice=4,x=4,y=4", "slice")
+
+
+def test_data_centre_axes_go_over_the_outermost_network(tmp_path: pathlib.Path) -> None:
+    more = (
+        '\n[[network]]\naxis = "dcn_site"\nmax_slices = 4\n'
+        "bandwidth_bytes_per_s = 2e8\nlatency_s = 1e-3\n"
+    )
+    path = edited(tmp_path)
+    path.write_text(path.read_text() + more)
+    machine = load(path)
+    for axis, network in (("slice", "slice"), ("dcn_site", "dcn_site"), ("dcn", "dcn_site")):
+        found = network_of(machine, axis)
+        assert found is not None
+        assert found.axis == network
+    assert network_of(machine, "adcn") is None
+    assert network_of(machine, "data") is None
+
+
+@pytest.mark.parametrize(
+    ("hardware", "mesh", "axes"),
+    [
+        ("tpu-v4", "dcn=2,x=4", "axis dcn has"),
+        ("tpu-v3", "slice=2,x=4", "axis slice has"),
+        ("tpu-v4", "dcn_data=2,dcn_fsdp=2,x=4", "axes dcn_data, dcn_fsdp have"),
+        ("h100", "dcn=2,x=4", "axis dcn has"),
+        ("h100", "dcn=2,x=8", ""),  # between nodes
+        ("tpu-v4", "dcn=1,x=4", ""),
+        ("tpu-v4", "data=2,x=4", ""),
+        ("tpu-v5e", "dcn=2,x=4", ""),
+    ],
+)
+def test_a_note_says_that_a_network_is_missing(hardware: str, mesh: str, axes: str) -> None:
+    notes = network_notes(load(hardware), Mesh.parse(mesh))
+    if not axes:
+        assert notes == []
+        return
+    (note,) = notes
+    assert note.startswith(
+        f"{hardware} has no [[network]] of this name, so {axes} the price of links"
+    )
+
+
+def test_plans_have_the_note_of_a_missing_network() -> None:
+    plan = toast.plan(
+        mlp, f32(64, 32), f32(32, 64), f32(64, 32), mesh="dcn=2,model=2", hardware="tpu-v4",
+        settings=toast.Settings(rounds=1),
+    )  # fmt: skip
+    assert "tpu-v4 has no [[network]] of this name, so axis dcn has" in plan.note
+
+
 def test_meshes_beyond_a_slice_have_an_axis_over_slices() -> None:
     one, two = meshes_of(256, V5E), meshes_of(512, V5E)
     assert [mesh.axes for mesh in two] == [(("slice", 2), *mesh.axes) for mesh in one]
@@ -95,6 +162,11 @@ def test_meshes_beyond_a_slice_have_an_axis_over_slices() -> None:
     [
         ("x=4,slice=2", "axis slice joins slices of tpu-v5e, so it must be the first axis"),
         ("slice=2,x=4@x,slice", "must be the first axis"),
+        ("x=4,dcn=2", "axis dcn joins slices of tpu-v5e, so it must be the first axis"),
+        (
+            "dcn_a=8,dcn_b=16,x=4",
+            "axes dcn_a, dcn_b of 128 slices; a tpu-v5e system has at most 64",
+        ),
         ("slice=65,x=4", "axis slice of 65 slices; a tpu-v5e system has at most 64"),
         ("slice=2,x=512", "has slices of 512 devices; .* at most 256; use a smaller mesh"),
         ("x=512", "has 512 devices; .* at most 256; use .*, or several slices along an axis slice"),

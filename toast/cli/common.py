@@ -47,7 +47,7 @@ MeshOption = Annotated[
     typer.Option(
         "--mesh",
         help="Mesh axes and sizes: data=4,model=4; append @model,data to make data the innermost "
-        "axis.",
+        "axis. Axes slice, dcn and dcn_* go over the network that joins slices.",
     ),
 ]
 

@@ -130,7 +130,8 @@ def plan(
         typer.Option(
             "--mesh",
             help="Mesh axes and sizes: data=4,model=4; append @model,data to make data the "
-            "innermost axis. Alternatively, use --devices.",
+            "innermost axis. Axes slice, dcn and dcn_* go over the network that joins slices. "
+            "Alternatively, use --devices.",
         ),
     ] = None,
     devices: DevicesOption = None,

@@ -50,7 +50,8 @@ def report(
         typer.Option(
             "--mesh",
             help="Mesh axes and sizes: data=4,model=4; append @model,data to make data the "
-            "innermost axis. A plan has its own mesh.",
+            "innermost axis. Axes slice, dcn and dcn_* go over the network that joins slices. "
+            "A plan has its own mesh.",
         ),
     ] = None,
     output: Annotated[

@@ -20,6 +20,7 @@ from toast.errors import MeshError
 from toast.hardware.description import Hardware, Interconnect, Network, Protocol
 from toast.hardware.links import MeshOnLinks, Ring, lay_out
 from toast.hardware.mesh import Mesh
+from toast.hardware.network_axes import network_axes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -167,31 +168,36 @@ def check_size(hardware: Hardware, mesh: Mesh | int) -> None:
 
     Raises :class:`toast.errors.MeshError` if it is.
     """
-    networks = {network.axis: network for network in hardware.networks}
     most = hardware.max_devices
     if isinstance(mesh, Mesh):
         devices, prefix, remedy = mesh.devices, f"mesh {mesh} has ", "a smaller mesh"
-        across = [axis for axis in mesh.real.axes if axis[0] in networks]
-        outermost = [mesh.real.axes[number] for number in mesh.real.placed][: len(across)]
-        for name, size in across:
-            if (name, size) not in outermost:
+        sizes = dict(mesh.real.axes)
+        across = network_axes(hardware, mesh.real.names)
+        joining = [name for _, names in across for name in names]
+        outermost = [mesh.real.names[number] for number in mesh.real.placed][: len(joining)]
+        for network, names in across:
+            for name in names:
+                if name not in outermost:
+                    raise MeshError(
+                        f"mesh {mesh}: axis {name} joins slices of {hardware.name}, so it must be "
+                        f"the first axis, such as {name}={sizes[name]},data=4"
+                    )
+            slices = math.prod(sizes[name] for name in names)
+            if slices > network.max_slices:
+                axes = f"axis {names[0]}" if len(names) == 1 else f"axes {', '.join(names)}"
                 raise MeshError(
-                    f"mesh {mesh}: axis {name} joins slices of {hardware.name}, so it must be the "
-                    f"first axis, such as {name}={size},data=4"
+                    f"mesh {mesh}: {axes} of {slices} slices; a {hardware.name} system has at "
+                    f"most {network.max_slices}; use fewer"
                 )
-            if size > networks[name].max_slices:
-                raise MeshError(
-                    f"mesh {mesh}: axis {name} of {size} slices; a {hardware.name} system has at "
-                    f"most {networks[name].max_slices}; use fewer"
-                )
-            devices //= size
+            devices //= slices
         if across:
             prefix += "slices of "
-        elif networks and devices > most:
-            remedy = f"{remedy}, or several slices along an axis {min(networks)}"
+        elif hardware.networks and devices > most:
+            first = min(network.axis for network in hardware.networks)
+            remedy = f"{remedy}, or several slices along an axis {first}"
     else:
         devices, prefix, remedy = mesh, "", "fewer"
-        most *= math.prod(network.max_slices for network in networks.values())
+        most *= math.prod(network.max_slices for network in hardware.networks)
     if devices > most:
         raise MeshError(
             f"{prefix}{devices} devices; a {hardware.name} system has at most {most}; use {remedy}"
@@ -207,12 +213,10 @@ class _Slices:
     """
 
     def __init__(self, hardware: Hardware, mesh: Mesh) -> None:
-        joined = {network.axis for network in hardware.networks}
+        across = network_axes(hardware, mesh.names)
+        joined = {name for _, names in across for name in names}
         self._hardware = hardware
-        self._networks = [
-            (network, mesh.names.index(network.axis))
-            for network in hardware.networks if network.axis in mesh.names
-        ]  # fmt: skip
+        self._networks = [(net, [*map(mesh.names.index, names)]) for net, names in across]
         self._sizes = mesh.sizes
         self._own = [n for n, name in enumerate(mesh.names) if name not in joined]
         own = [mesh.names[n] for n in self._own]
@@ -232,7 +236,7 @@ class _Slices:
         """
         if self._hardware.platform != "tpu" or not all(mask[n] for n in self._own):
             return False
-        if any(mask[n] for _, n in self._networks):
+        if self._joins(mask):
             return all(mask) and bool(self._own)
         sides = self._sides
         square = len(set(sides)) == 1 and min(sides) > _LARGEST_SCATTERING_SQUARE
@@ -243,7 +247,7 @@ class _Slices:
 
         XLA for TPUs has no other over all devices of a slice of whole cubes (compiled for v5p).
         """
-        inside = all(mask[n] for n in self._own) and not any(mask[n] for _, n in self._networks)
+        inside = all(mask[n] for n in self._own) and not self._joins(mask)
         cube = self._hardware.interconnect.sides_of_cubes
         return (
             self._hardware.platform == "tpu" and inside and len(self._sides) > 2
@@ -255,10 +259,18 @@ class _Slices:
         """The sides of a slice, without those of one device; empty for a switch."""
         return () if self._layout is None else self._layout.sides
 
+    def _joins(self, mask: tuple[bool, ...]) -> bool:
+        """Whether ``mask`` has an axis over slices."""
+        return any(mask[n] for _, numbers in self._networks for n in numbers)
+
     def algorithms(self, kind: str, mask: tuple[bool, ...]) -> list[Algorithm]:
         """The algorithms of a collective on the axes in ``mask``."""
         inner = tuple(mask[n] for n in self._own)
-        levels = [(net, self._sizes[n]) for net, n in self._networks if mask[n]]
+        slices = [
+            (net, math.prod(self._sizes[n] for n in numbers if mask[n]))
+            for net, numbers in self._networks
+        ]
+        levels = [(net, count) for net, count in slices if count > 1]
         devices = math.prod(self._sizes[n] for n in self._own if mask[n])
         return self._between(kind, inner, devices, levels)
 

@@ -17,6 +17,7 @@ from toast.plan.make_plan import make_plan
 from toast.plan.memory_advice import AdvisedValue, MemoryAdvice, memory_advice
 from toast.plan.memory_notes import memory_notes
 from toast.plan.misfit_notes import misfit_note
+from toast.plan.network_notes import network_notes
 from toast.plan.padding import (
     MOST_ADDED,
     Padding,
@@ -100,6 +101,7 @@ __all__ = [
     "misfit_note",
     "misfit_proof",
     "needed",
+    "network_notes",
     "odds_text",
     "padded",
     "padding_gain",
