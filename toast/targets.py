@@ -78,6 +78,10 @@ def load(
     :param remat: the memory policy of a model or a function, and ``microbatches`` their number.
     :raises toast.errors.TargetError: if the target cannot be loaded, or an option does not apply.
     """
+    if not target.strip():
+        raise TargetError(
+            f"TARGET {target!r} is empty; write a model's name, a file or module:function"
+        )
     chosen = {key: value for key, value in (options or {}).items() if value is not None}
     path = pathlib.Path(target)
 

@@ -53,6 +53,14 @@ func.func public @dynamic(%x: tensor<?x4xf32>) -> tensor<?x4xf32> {
 """
 
 
+@pytest.mark.parametrize("target", ["", " "])
+def test_an_empty_target_is_one_line(target: str) -> None:
+    found = run("validate", target, "--mesh", "data=4")
+    assert found.exit_code == 2
+    (line,) = found.stderr.splitlines()
+    assert line.startswith(f"toast: TARGET {target!r} is empty; write a model's name")
+
+
 def test_no_conflicts_are_no_table() -> None:
     found = run("explain", FACTS / "mlp.lp", "--conflicts")
     assert found.exit_code == 0, found.output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -87,6 +87,8 @@ def _misfit(message: str, data: Any, type_: Any) -> Misfit:
         problem = f"unknown key {unknown[1][:_SHOWN]!r}"
     else:
         problem = problem[:1].lower() + problem[1:].partition(", got ")[0]
+        if "matching regex" in problem and (title := _title(type_, place)):
+            problem = f"expected {title}"
         for name, words in _WORDS.items():
             problem = problem.replace(f"`{name}`", words)
         problem = problem.replace("`", "")
@@ -101,6 +103,18 @@ def _misfit(message: str, data: Any, type_: Any) -> Misfit:
         missing[1] if missing else "",
         unknown[1] if unknown else "",
     )
+
+
+def _title(type_: Any, place: list[Any]) -> str:
+    """The title of the type at ``place``, such as ``a printable text``; empty if it has none."""
+    hint: Any = type_
+    for key in place:
+        fields = get_type_hints(hint, include_extras=True) if isinstance(hint, type) else {}
+        hint = fields.get(key)
+    for meta in getattr(hint, "__metadata__", ()):
+        if isinstance(meta, msgspec.Meta) and meta.title:
+            return meta.title
+    return ""
 
 
 def _bad_key(data: Any, place: list[Any], keys: list[Any], type_: Any, message: str) -> Any:
