@@ -38,7 +38,7 @@ bench: $(VENV)/.tested
 	$(BIN)/python benchmarks/ask.py
 	$(BIN)/python benchmarks/dispatch.py
 
-# Published training steps against predictions; fails if an error has grown by more than two points.
+# Published training steps against predictions; fails if an error is two points above the smallest one.
 validate: $(VENV)/.installed
 	$(BIN)/python benchmarks/published.py
 

@@ -1,18 +1,21 @@
 """Predict published training steps: the cases of validation/, and the table of docs/fidelity.md.
 
-    python benchmarks/published.py [--only PART] [--record]
+    python benchmarks/published.py [--only PART] [--record [--accept CASE REASON]...]
 
 A case is a folder ``validation/SOURCE/CASE``.  Its ``case.toml`` has the configuration as the
 source states it, the cited numbers, and the program that is planned: a model of the zoo with
 options, or ``program.py`` with a function ``build(batch, sequence, **options)`` and
 ``STRATEGIES``, in the folder of the case.  A strategy may also be :class:`toast.Constraints`, with
 which TOAST plans; ``code`` names a file of the source that cases share.
-``predicted.toml`` has the prediction that was recorded last.  A case whose source leaves something
+``predicted.toml`` has the prediction that was recorded last, and the smallest errors of all that
+were recorded.  A case whose source leaves something
 open says what is ``assumed``; it is listed apart, is not in the figures of the others, and does not
 fail the run.
 
-The exit code is 1 if the error of a step or of a peak has grown by more than two points since, and
-2 for a case without its configuration.  ``--record`` writes the predictions and the table.
+The exit code is 1 if the error of a step or of a peak is more than two points above the smallest
+one, and 2 for a case without its configuration.  ``--record`` writes the predictions and the table,
+unless such an error has grown: then it writes nothing.  ``--accept CASE REASON`` lets the errors of
+a case grow; its ``predicted.toml`` keeps the reason.
 """
 
 from __future__ import annotations
@@ -51,13 +54,14 @@ PAGE = TOP / "docs" / "fidelity.md"
 FULL, ASSUMED = "published", "published, in part assumed"
 GIB = 2.0**30
 
-#: By how much an error may grow before the run fails.
+#: By how much an error may exceed the smallest one before the run fails.
 MOST_GROWTH = 0.02
 
 Text = Annotated[str, Meta(pattern=r"\S", title="a printable text")]
 Count = Annotated[int, Meta(ge=1, title="a whole number from 1")]
 FileName = Annotated[str, Meta(pattern=r"^(\w+\.py)?$", title="the name of a Python file")]
 Positive = Annotated[float, Meta(gt=0, title="a positive number")]
+NotNegative = Annotated[float, Meta(ge=0, title="a number from 0")]
 
 
 class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,11 +131,27 @@ def _required(table: type[_Table]) -> tuple[str, ...]:
 
 
 class Predicted(_Table, frozen=True, kw_only=True):
-    """``predicted.toml``: the prediction that was recorded last."""
+    """A prediction."""
 
     seconds: Positive
     peak_gib: Positive
     jax: Text
+
+
+class Recorded(Predicted, frozen=True, kw_only=True):
+    """``predicted.toml``: the prediction that was recorded last, and the smallest errors so far."""
+
+    #: The smallest errors, as fractions, of the step and of the peak, if it is published.
+    best_step: NotNegative
+    best_peak: NotNegative | None = None
+    #: Why errors may have grown: the smallest ones are then counted from there.
+    accepted: Annotated[str, Meta(pattern=r'^[^"\\\n]*$', title="a line without quotes")] = ""
+
+    @property
+    def best(self) -> dict[str, float]:
+        """The smallest errors, by what was measured."""
+        found = {"step": self.best_step, "peak": self.best_peak}
+        return {what: error for what, error in found.items() if error is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,18 +161,34 @@ class Result:
     name: str
     case: Case
     predicted: Predicted
-    recorded: Predicted | None
+    recorded: Recorded | None
 
-    def errors(self, of: Predicted) -> dict[str, float]:
-        """The errors of a prediction, by what was measured."""
-        cited = self.case.cited
-        found = {"step": abs(of.seconds / cited.seconds - 1)}
+    def errors(self) -> dict[str, float]:
+        """The errors of the prediction, by what was measured."""
+        cited, ours = self.case.cited, self.predicted
+        found = {"step": abs(ours.seconds / cited.seconds - 1)}
         if cited.peak_gib:
-            found["peak"] = abs(of.peak_gib / cited.peak_gib - 1)
+            found["peak"] = abs(ours.peak_gib / cited.peak_gib - 1)
         return found
 
+    def to_record(self, accepted: str = "") -> Recorded:
+        """What is recorded: the prediction, and the smallest errors.
+
+        With a reason why errors are ``accepted``, those of the prediction are the smallest ones.
+        """
+        best = self.errors()
+        if self.recorded is not None and not accepted:
+            before = self.recorded.best
+            best = {what: min(error, before.get(what, error)) for what, error in best.items()}
+            accepted = self.recorded.accepted
+        rounded = {what: float(f"{error:.4g}") for what, error in best.items()}
+        return Recorded(
+            **structs.asdict(self.predicted), best_step=rounded["step"],
+            best_peak=rounded.get("peak"), accepted=accepted,
+        )  # fmt: skip
+
     def grown(self) -> list[str]:
-        """What has become worse by more than :data:`MOST_GROWTH`, or has no record.
+        """What is worse than the smallest error by more than :data:`MOST_GROWTH`.
 
         The error of an assumed configuration says as much about what is assumed as about prices.
         """
@@ -160,11 +196,12 @@ class Result:
             return [f"{self.name}: no prediction is recorded; record it: --record"]
         if self.case.configuration.assumed:
             return []
-        before = self.errors(self.recorded)
+        best = self.recorded.best
         return [
-            f"{self.name}: the error of the {what} has grown from {before[what]:.1%} to {now:.1%}"
-            for what, now in self.errors(self.predicted).items()
-            if now > before[what] + MOST_GROWTH
+            f"{self.name}: the error of the {what} has grown from {best[what]:.1%}, the smallest "
+            f"one recorded, to {now:.1%}"
+            for what, now in self.errors().items()
+            if now > best.get(what, now) + MOST_GROWTH
         ]
 
 
@@ -277,25 +314,25 @@ def of_prediction(found: Prediction) -> Predicted:
     )
 
 
-def recorded(folder: pathlib.Path) -> Predicted | None:
-    """The prediction in a folder, if there is one."""
+def recorded(folder: pathlib.Path) -> Recorded | None:
+    """What is recorded in a folder, if there is anything."""
     path = folder / "predicted.toml"
     if not path.exists():
         return None
     place = "/".join(path.parts[-4:])
     try:
-        return checked(tomllib.loads(path.read_text(encoding="utf-8")), Predicted)
+        return checked(tomllib.loads(path.read_text(encoding="utf-8")), Recorded)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, Misfit) as error:
         raise PlanError(f"{place}: {error}; predict it again: --record") from None
 
 
-def record(folder: pathlib.Path, found: Predicted) -> None:
-    """Write a prediction into a folder."""
-    (folder / "predicted.toml").write_text(
-        "# Written by benchmarks/published.py --record.\n"
-        f'seconds = {found.seconds}\npeak_gib = {found.peak_gib}\njax = "{found.jax}"\n',
-        encoding="utf-8",
-    )
+def record(folder: pathlib.Path, found: Recorded) -> None:
+    """Write a prediction and the smallest errors into a folder."""
+    lines = ["# Written by benchmarks/published.py --record."]
+    for key, value in structs.asdict(found).items():
+        if value not in (None, ""):
+            lines.append(f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}")
+    (folder / "predicted.toml").write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def folders(only: str = "") -> list[pathlib.Path]:
@@ -305,6 +342,38 @@ def folders(only: str = "") -> list[pathlib.Path]:
         for path in CASES.glob("*/[!_]*")  # Python's caches are no cases
         if path.is_dir() and only in "/".join(path.parts[-2:])
     )
+
+
+def chosen(only: str | None) -> list[tuple[pathlib.Path, Case]]:
+    """The cases with ``only`` in their names, or all of them without it.
+
+    Raises :class:`toast.errors.PlanError` for a text that no name has, or that has no letters.
+    """
+    if only is not None and not only.strip():
+        raise PlanError("--only is empty; write a part of the name of a case, or leave --only out")
+    cases = [(folder, read_case(folder)) for folder in folders(only or "")]
+    if not cases:
+        raise PlanError(f"no case in validation/ has {only!r} in its name")
+    return cases
+
+
+def accepted_cases(
+    pairs: Sequence[Sequence[str]], cases: Sequence[tuple[pathlib.Path, Case]], *, recording: bool
+) -> dict[str, str]:
+    """The reasons by the names of the cases whose errors may grow.
+
+    Raises :class:`toast.errors.PlanError` for an unknown case, a reason that says nothing or has
+    quotes, and without ``recording``.
+    """
+    names = {"/".join(folder.parts[-2:]) for folder, _ in cases}
+    if pairs and not recording:
+        raise PlanError("--accept is for --record; add it")
+    for name, reason in pairs:
+        if name not in names:
+            raise PlanError(f"--accept {name!r}: no such case; write its whole name, SOURCE/CASE")
+        if not reason.strip() or not reason.isprintable() or {*reason} & {*'"\\'}:
+            raise PlanError(f"--accept {name}: write a reason in one line, without double quotes")
+    return {pair[0]: pair[1] for pair in pairs}
 
 
 def results(cases: Sequence[tuple[pathlib.Path, Case]]) -> Iterator[Result]:
@@ -338,11 +407,30 @@ def line(result: Result) -> str:
 
 def summary(found: Sequence[Result]) -> str:
     """The figures of cases."""
-    errors = [result.errors(result.predicted)["step"] for result in found]
+    errors = [result.errors()["step"] for result in found]
     ratios = [result.predicted.seconds / result.case.cited.seconds for result in found]
     return (
         f"{len(found)} cases; steps: median of the ratios {statistics.median(ratios):.2f}, mean "
         f"error {statistics.mean(errors):.1%}, worst {max(errors):.1%}."
+    )
+
+
+def memory(found: Sequence[Result]) -> str:
+    """Whether cases fit by prediction; as they ran, all should.
+
+    JAX's limit on GPUs is a default, which a run may raise: there, the whole memory counts.
+    """
+    over = []
+    for result in found:
+        machine = load(result.case.configuration.hardware)
+        tpu = machine.platform == "tpu"
+        has = machine.memory_limit_bytes if tpu else machine.memory_capacity_bytes
+        if result.predicted.peak_gib * GIB > has:
+            over.append(f"{result.name} ({result.predicted.peak_gib:.1f} of {has / GIB:.1f} GiB)")
+    names = f": {', '.join(over)}" if over else ""
+    return (
+        f"All of them ran. Predicted peak over the memory of the device: {len(over)} of "
+        f"{len(found)}{names}."
     )
 
 
@@ -355,23 +443,27 @@ def by_table(found: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def write_page(name: str, found: Sequence[Result]) -> None:
-    """Put a table into docs/fidelity.md, with its summary if all in it is stated."""
+    """Put a table into docs/fidelity.md, with its figures if all in it is stated."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
     head, rest = PAGE.read_text(encoding="utf-8").split(begin)
-    text = "\n".join([HEADER, *map(line, found), *(["", summary(found)] if name == FULL else [])])
+    figures = ["", summary(found), "", memory(found)] if name == FULL else ["", memory(found)]
+    text = "\n".join([HEADER, *map(line, found), *figures])
     PAGE.write_text(f"{head}{begin}{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
 
 
 def main() -> int:
     """Print the table; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="a part of the names of cases")
+    parser.add_argument("--only", help="a part of the names of cases")
     parser.add_argument("--record", action="store_true", help="write predictions and the table")
+    parser.add_argument(
+        "--accept", nargs=2, action="append", default=[], metavar=("CASE", "REASON"),
+        help="let the errors of a case grow, and record why",
+    )  # fmt: skip
     options = parser.parse_args()
     try:
-        cases = [(folder, read_case(folder)) for folder in folders(options.only)]
-        if not cases:
-            raise PlanError(f"no case in validation/ has {options.only!r} in its name")
+        cases = chosen(options.only)
+        accepted = accepted_cases(options.accept, cases, recording=options.record)
         print(HEADER)
         found = []
         for result in results(cases):
@@ -382,16 +474,22 @@ def main() -> int:
         return 2
     print()
     for name, rows in by_table(found).items():
-        print(f"{'' if name == FULL else 'In part assumed: '}{summary(rows)}")
+        print(f"{'' if name == FULL else 'In part assumed: '}{summary(rows)}\n{memory(rows)}")
+    grown = [
+        text for result in found for text in result.grown()
+        if not (options.record and (result.name in accepted or result.recorded is None))
+    ]  # fmt: skip
+    print(*grown, sep="\n", file=sys.stderr, end="\n" if grown else "")
     if options.record:
+        if grown:
+            print("nothing is recorded; say why they grow: --accept CASE REASON", file=sys.stderr)
+            return 1
         for (folder, _), result in zip(cases, found, strict=True):
-            record(folder, result.predicted)
+            record(folder, result.to_record(accepted.get(result.name, "")))
         if not options.only:
             for name, rows in by_table(found).items():
                 write_page(name, rows)
         return 0
-    grown = [text for result in found for text in result.grown()]
-    print(*grown, sep="\n", file=sys.stderr, end="\n" if grown else "")
     return int(bool(grown))
 
 
