@@ -85,9 +85,15 @@ def test_files_are_written_and_read_back(tmp_path: pathlib.Path) -> None:
     assert again.measured == found.measured
     assert again.flops_per_s == load("h100").flops_per_s
     assert errors(again, rows).equals(found.errors)
+    basis = load("h100").collectives_basis
+    assert again.collectives_basis == (
+        f"Measured here (inside a node: all_gather, all_to_all); all else: {basis}"
+    )
+    assert again.products_basis == load("h100").products_basis
     # A second fit replaces the first.
     path.write_text(file_text(str(path), found, "Measured again"))
     assert load(str(path)) == again
+    assert load(str(path)).collectives_basis == again.collectives_basis.replace("here", "again")
 
 
 def test_tables_may_have_notes_and_other_columns(tmp_path: pathlib.Path) -> None:

@@ -147,7 +147,11 @@ BAD = {
     ),
     "unknown top key": (
         'name = "tpu-v5e"', 'name = "tpu-v5e"\nvendor = "Google"', "description",
-        "unknown key vendor; known: name, description, platform, device_kind, max_devices, product_operands, grouped_operands, recomputes_images, transcendentals_per_s, gathers_ahead, background, early_gathers, vector_products_per_s, vector_elements_per_s, integer_operations_per_s, transposed_elements_per_s, row_elements_per_s, lane_elements_per_s, rows_in_pairs, product_latency_s, kernel_latency_s",
+        "unknown key vendor; known: name, description, platform, device_kind, max_devices, power_w, product_operands, grouped_operands, recomputes_images, transcendentals_per_s, gathers_ahead, background, early_gathers, vector_products_per_s, vector_elements_per_s, integer_operations_per_s, transposed_elements_per_s, row_elements_per_s, lane_elements_per_s, rows_in_pairs, product_latency_s, kernel_latency_s",
+    ),
+    "power in kilowatts": (
+        'name = "tpu-v5e"', 'name = "tpu-v5e"\npower_w = 0.2', "description",
+        "power_w is 0.2; write watts, for example 700",
     ),
     "switch key on a torus": (
         "latency_s = 1e-6", "node_latency_s = 1e-6", None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import decimal
+import json
 import pathlib
 import re
 import tomllib
@@ -262,6 +263,29 @@ def file_text(
         text = _with_figure(text, table, key, f"{key} = {value:.4g}  # {note}")
     if calibration is not None:
         text = _with_collectives(text, calibration, note)
+    return _with_basis(path, text, note, calibration, products=bool(figures))
+
+
+#: What :func:`_with_basis` writes: the fitted kinds of collectives, and what the others stand on.
+_FITTED = re.compile(r".* \(inside a node: ([\w, ]+)\)(?:; all else: (.*))?")
+
+
+def _with_basis(
+    path: pathlib.Path, text: str, note: str, calibration: Calibration | None, *, products: bool
+) -> str:
+    """``text`` in which ``[basis]`` says what the new figures stand on."""
+    if products:
+        text = _with_figure(text, "basis", "products", f"products = {_toml(note)}")
+    if calibration is not None:
+        fitted = set(calibration.errors["collective"])
+        basis = f"{note} (inside a node: {', '.join(sorted(fitted))})"
+        before = parse(path, text).collectives_basis
+        earlier = _FITTED.fullmatch(before)
+        if earlier and fitted >= {*earlier[1].split(", ")}:
+            before = earlier[2] or ""
+        if before:
+            basis += f"; all else: {before}"
+        text = _with_figure(text, "basis", "collectives", f"collectives = {_toml(basis)}")
     parse(path, text)
     return text
 
@@ -328,4 +352,4 @@ def _collective_blocks(text: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _toml(value: str | float) -> str:
-    return f'"{value}"' if isinstance(value, str) else f"{value:.4g}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else f"{value:.4g}"

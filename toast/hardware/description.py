@@ -230,6 +230,13 @@ class Hardware:
     allocator_efficiency: float = 1.0
     #: Gaps of the heap beside buffers that live for few ops, as a share of their bytes.
     heap_gaps: float = 0.0
+    #: The most watts that the device takes, by its datasheet; ``None`` if that states none.  The
+    #: clock that it sustains within them is part of :attr:`matmul_efficiency`.
+    power_w: float | None = dataclasses.field(default=None, repr=False)
+    #: In one line: what the prices of products stand on; empty if the file does not say it.
+    products_basis: str = dataclasses.field(default="", repr=False, compare=False)
+    #: The same for collectives.
+    collectives_basis: str = dataclasses.field(default="", repr=False, compare=False)
     #: JAX's name of the platform, ``tpu``, ``cuda`` or ``rocm``; empty if unknown.
     platform: str = dataclasses.field(default="", repr=False)
     #: JAX's name of the kind of device, such as ``TPU v5 lite``; empty if unknown.

@@ -42,6 +42,7 @@ Bytes = Annotated[float, Meta(ge=1e6, le=1e15, title="bytes, for example 16e9")]
 BytesPerS = Annotated[float, Meta(ge=1e6, le=1e15, title="bytes per second, for example 819e9")]
 Seconds = Annotated[float, Meta(ge=0, le=0.1, title="seconds, for example 1e-6")]
 Share = Annotated[float, Meta(ge=0, le=1, title="a share from 0 to 1")]
+Watts = Annotated[float, Meta(ge=1, le=1e5, title="watts, for example 700")]
 Fraction = Annotated[float, Meta(ge=0.001, le=1, title="a fraction from 0.001 to 1")]
 
 
@@ -153,6 +154,13 @@ class ProtocolTable(_Table, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: BytesPerS
 
 
+class BasisTable(_Table, frozen=True, kw_only=True):
+    """``[basis]``: what prices stand on, in one line each, for plans and reports."""
+
+    products: Text = ""
+    collectives: Text = ""
+
+
 class DeviceFile(_Table, frozen=True, kw_only=True):
     """A hardware file."""
 
@@ -161,6 +169,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     platform: Literal["cpu", "cuda", "rocm", "tpu"] | None = None
     device_kind: Text | None = None
     max_devices: Count = 10**6
+    power_w: Watts | None = None
     product_operands: Literal["bf16", "f16"] | None = None
     grouped_operands: Literal["bf16", "f16", "f32"] | None = None
     recomputes_images: bool = False
@@ -184,6 +193,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     interconnect: TorusTable | SwitchTable
     host: HostTable | None = None
     efficiency: EfficiencyTable
+    basis: BasisTable = BasisTable()
     collective: tuple[CollectiveTable, ...] = ()
     protocol: tuple[ProtocolTable, ...] = ()
     network: tuple[NetworkTable, ...] = ()
@@ -194,8 +204,10 @@ _LISTS = {"collective": CollectiveTable, "protocol": ProtocolTable, "network": N
 #: The other tables of a file; the keys of two of them depend on the file.
 _TABLES = {
     "flops_per_s": _Table, "memory": MemoryTable, "tile": TileTable, "efficiency": EfficiencyTable,
-    "interconnect": _Table, "host": HostTable, "products": ProductsTable,
+    "interconnect": _Table, "host": HostTable, "products": ProductsTable, "basis": BasisTable,
 }  # fmt: skip
+#: Those that a file may lack.
+_OPTIONAL = ("tile", "host", "products", "basis")
 #: The algorithms that can be measured, by collective.
 _ALGORITHMS = {
     "all_gather": ("ring", "recursive doubling"),
@@ -359,6 +371,9 @@ def _hardware(file: DeviceFile) -> Hardware:
         lane_elements_per_s=file.lane_elements_per_s or file.row_elements_per_s,
         rows_in_pairs=file.rows_in_pairs,
         max_devices=file.max_devices,
+        power_w=file.power_w,
+        products_basis=file.basis.products,
+        collectives_basis=file.basis.collectives,
         platform=file.platform or "",
         device_kind=file.device_kind or "",
         networks=tuple(
@@ -416,9 +431,7 @@ def _table_faults(data: Mapping[str, Any]) -> Iterator[_Fault]:
         if any(isinstance(v, dict) for v in tables) and name not in (*_TABLES, *_LISTS):
             yield _Fault(name, "", f"unknown table {name}", _hint(name, _TABLES))
     for name in _TABLES:
-        if not isinstance(
-            data.get(name, {} if name in ("tile", "host", "products") else None), dict
-        ):
+        if not isinstance(data.get(name, {} if name in _OPTIONAL else None), dict):
             yield _Fault("", name, f"missing table {name}", f"add [{name}]")
     for name in _LISTS:
         entries = data.get(name, [])
@@ -454,9 +467,13 @@ def _faults(file: DeviceFile) -> Iterator[_Fault]:
     if not file.flops_per_s:
         reason, remedy = "no figure for any element type", "add for example bf16 = 197e12"
         yield _Fault("flops_per_s", "", reason, remedy)
-    for key, text in (("name", file.name), ("description", file.description)):
+    for table, key, text in (
+        ("", "name", file.name), ("", "description", file.description),
+        ("basis", "products", file.basis.products),
+        ("basis", "collectives", file.basis.collectives),
+    ):  # fmt: skip
         if not text.isprintable():
-            yield _Fault("", key, f"{key} is {_shown(text)}", "write a printable text")
+            yield _Fault(table, key, f"{key} is {_shown(text)}", "write a printable text")
     if file.tile is not None and file.products is not None:
         yield _Fault("tile", "", "[tile] and [products] are both there", "remove [tile]")
     yield from _collective_faults(file)

@@ -16,6 +16,7 @@ ASSUMED, MEASURED = "assumed", "measured"
 
 _SOURCE = re.compile(r"^#\s+\[([\w-]+)\] (\S.*)\n#\s+(https?://\S+)$", re.MULTILINE)
 _TABLE = re.compile(r"^\[(\w+)\]")
+_KIND = re.compile(r"^kind\s*=\s*[\"'](\w+)")
 _FIGURE = re.compile(r"^(\w+)\s*=\s*[-\d.\[]")
 _CITED = re.compile(r"\[([\w-]+)\]")
 
@@ -35,7 +36,8 @@ class FigureSources:
 
     sources: tuple[CitedSource, ...] = ()
     #: Tags by table (empty for the top level) and key; :data:`ASSUMED` for an assumption, and
-    #: :data:`MEASURED` for a fit without a tag.
+    #: :data:`MEASURED` for a fit without a tag.  Those of all collectives of a kind are in the
+    #: table ``collective.KIND``.
     cited: Mapping[tuple[str, str], tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def of(self, *keys: tuple[str, str]) -> str:
@@ -64,7 +66,9 @@ def figure_sources(name_or_path: str | pathlib.Path) -> FigureSources:
         if heading := _TABLE.match(line):
             table = heading[1]
         elif line.startswith("[["):
-            table = line.strip("[] ")
+            table = line.partition("#")[0].strip("[] ")
+        elif table.startswith("collective") and (kind := _KIND.match(line)):
+            table = f"collective.{kind[1]}"
         elif figure := _FIGURE.match(line):
             comment = above + line.partition("#")[2]
             tags = [tag for tag in _CITED.findall(comment) if tag in known]
@@ -72,8 +76,12 @@ def figure_sources(name_or_path: str | pathlib.Path) -> FigureSources:
                 tags.append(ASSUMED)
             if not tags and comment.lstrip(" #").lower().startswith(MEASURED):
                 tags.append(MEASURED)
+            place = (table, figure[1])
+            if tags and table.startswith("collective."):
+                cited[place] = tuple(dict.fromkeys([*cited.get(place, ()), *tags]))
+                place = ("collective", figure[1])
             if tags:
-                cited.setdefault((table, figure[1]), tuple(dict.fromkeys(tags)))
+                cited.setdefault(place, tuple(dict.fromkeys(tags)))
         above = ""
     return FigureSources(listed, cited)
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from toast.boundary.printable import printable
-from toast.hardware import ASYNCHRONOUS, COLLECTIVES, Collectives, Hardware, Interconnect, Mesh
+from toast.hardware import (
+    ASYNCHRONOUS,
+    COLLECTIVES,
+    Algorithm,
+    Collectives,
+    Hardware,
+    Interconnect,
+    Measured,
+    Mesh,
+)
 from toast.hardware.calibrate import Calibration
+from toast.hardware.network_axes import network_axes
 from toast.hardware.product_fit import ProductCalibration
 from toast.hardware.sources import FigureSources
+from toast.report.price_basis import price_basis
 from toast.text_tables import TextTable
 from toast.units import rate_text, size_text, time_text
 
@@ -109,6 +121,8 @@ def hardware_tables(
     if mesh is None and Mesh.parse(default).devices > machine.max_devices:
         default = f"x={machine.max_devices}"
     add("largest system", f"{machine.max_devices} devices", ("", "max_devices"))
+    if machine.power_w is not None:
+        add("power, at most", f"{machine.power_w:g} W", ("", "power_w"))
     for network in machine.networks:
         slices = f"axis {network.axis}, at most {network.max_slices}"
         add("slices on a network", slices, ("network", "max_slices"))
@@ -117,11 +131,11 @@ def hardware_tables(
             ("network", "bandwidth_bytes_per_s"), ("efficiency", "link"),
         )  # fmt: skip
         add("  step", time_text(network.latency_s), ("network", "latency_s"))
-    parts: list[RenderableType] = [table]
+    parts: list[RenderableType] = [table, *map(Text, price_basis(machine))]
     if stated.sources:
         lines = (f"  {s.tag}: {s.title}, {s.address}" for s in stated.sources)
         parts.append(Text("\n".join(["Sources", *map(printable, lines)])))
-    return Group(*parts, _collectives(machine, mesh or Mesh.parse(default)))
+    return Group(*parts, _collectives(machine, mesh or Mesh.parse(default), stated))
 
 
 def _add_links(link: Interconnect, add: Callable[..., None]) -> str:
@@ -150,11 +164,11 @@ def _add_links(link: Interconnect, add: Callable[..., None]) -> str:
     return f"x={link.devices_per_node}"
 
 
-def _collectives(machine: Hardware, mesh: Mesh) -> TextTable:
+def _collectives(machine: Hardware, mesh: Mesh, stated: FigureSources) -> TextTable:
     costs = Collectives(machine, mesh)
     table = TextTable(
         "collective", "axes",
-        *map(size_text, _SIZES), "algorithm at each size",
+        *map(size_text, _SIZES), "algorithm at each size", "stands on",
         title=f"Collectives on {mesh}",
     )  # fmt: skip
     real = [name for name, size in mesh.real.axes if size > 1]
@@ -166,8 +180,64 @@ def _collectives(machine: Hardware, mesh: Mesh) -> TextTable:
                     kind, ", ".join(axes),
                     *(time_text(a.seconds(s)) for a, s in zip(chosen, _SIZES, strict=True)),
                     "; ".join(dict.fromkeys(a.name for a in chosen)),
+                    stated.of(*_figures_of(machine, mesh.real, kind, axes, chosen)),
                 )  # fmt: skip
     return table
+
+
+def _figures_of(
+    machine: Hardware, mesh: Mesh, kind: str, axes: Sequence[str], chosen: Sequence[Algorithm]
+) -> Iterator[tuple[str, str]]:
+    """The figures of the hardware file from which the time of a collective follows."""
+    over = {name for _, names in network_axes(machine, mesh.names) for name in names}
+    inside = [name for name in axes if name not in over]
+    if over.intersection(axes):
+        yield from _NETWORK
+    if machine.interconnect.topology == "torus":
+        yield from _LINKS if inside else ()
+    elif inside:
+        yield from _on_switch(machine, mesh, kind, inside, chosen)
+
+
+#: Figures of a file by table and key: of the network between slices, of links between chips, inside
+#: a node and between nodes.
+_NETWORK = (("network", "bandwidth_bytes_per_s"), ("network", "latency_s"), ("efficiency", "link"))
+_LINKS = (
+    ("interconnect", "link_bandwidth_bytes_per_s"), ("interconnect", "latency_s"),
+    ("efficiency", "link"),
+)  # fmt: skip
+_IN_NODES = (
+    ("interconnect", "node_bandwidth_bytes_per_s"), ("interconnect", "node_latency_s"),
+    ("efficiency", "link"),
+)  # fmt: skip
+_BETWEEN_NODES = (
+    ("interconnect", "network_bandwidth_bytes_per_s"), ("interconnect", "network_latency_s"),
+    ("efficiency", "link"),
+)  # fmt: skip
+
+
+def _on_switch(
+    machine: Hardware, mesh: Mesh, kind: str, axes: Sequence[str], chosen: Sequence[Algorithm]
+) -> Iterator[tuple[str, str]]:
+    """The figures of a collective on axes of nodes, which devices fill from the last axis on."""
+    most, inner = machine.interconnect.devices_per_node, 1
+    in_node = between = False
+    for number in reversed(mesh.placed):
+        name, size = mesh.axes[number]
+        in_node |= name in axes and inner < most
+        between |= name in axes and inner * size > most
+        inner *= size
+    # Sums of two levels are scattered inside a node, and gathered.
+    parts = ("reduce_scatter", "all_gather") if kind == "all_reduce" and between else (kind,)
+    two_levels = [not between or "two-level" in line.name for line in chosen]
+    measured = {line.kind for line in machine.measured}
+    for part in parts if in_node and any(two_levels) else ():
+        keys = (field.name for field in dataclasses.fields(Measured))
+        yield from ((f"collective.{part}", key) for key in keys) if part in measured else _IN_NODES
+    if in_node and not all(two_levels):
+        yield from _IN_NODES
+    if between:
+        yield from _BETWEEN_NODES
 
 
 def calibration_table(fitted: Calibration) -> RenderableType:

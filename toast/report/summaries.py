@@ -28,6 +28,7 @@ from toast.plan.labels import shown_labels
 from toast.program import Choice
 from toast.report.fit_tables import remedy_tables
 from toast.report.memory import BUFFER_WORDS, peak_groups
+from toast.report.price_basis import basis_lines
 from toast.report.suggested_rules import suggested_rule
 from toast.report.verdict import PlanVerdict, multiple, verdict_of
 from toast.text_tables import TextTable
@@ -96,6 +97,7 @@ def plan_tables(plan: Plan, *, remedies: bool = True) -> RenderableType:
         _arguments(plan),
         *([_actions(plan)] if shown else []),
         _prediction(plan), *_error_notes(plan), _collectives(plan), _memory(plan),
+        *map(Text, basis_lines(plan)),
         *([_meshes(plan)] if plan.meshes else []),
         Text(f"{how}, cost {plan.cost:.4g} (unsharded: {plan_cost_before(plan):.4g})"),
         *(Text(f"Note: {note}") for note in notes),

@@ -62,6 +62,7 @@ from toast.report.html.policy_timelines import policy_rows
 from toast.report.html.sections import sections_of
 from toast.report.html.step_lanes import step_lanes
 from toast.report.memory import peak_groups
+from toast.report.price_basis import basis_lines
 from toast.report.summaries import interval_text, plan_cost_before
 from toast.report.verdict import verdict_of
 from toast.units import size_text, time_text
@@ -156,6 +157,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "peak_range": interval_text(plan.after.peak_interval, size_text),
         "error_bars": plan.error_bars.basis,
         "borrowed": plan.error_bars.borrowed,
+        "basis": basis_lines(plan),
         "bound_seconds": bound,
         "policies_bound_seconds": over_policies if 0 < over_policies < math.inf else None,
         "over_bound": max(1.0, step / bound) if bound > 0 else None,
