@@ -1,4 +1,4 @@
-"""What XLA's TPU compiler does with collectives and memory, as seen in docs/fidelity.md."""
+"""What XLA's TPU compiler does with collectives and memory, as docs/predictions.md tells."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_tables_are_rounded_before_they_are_gathered(read: Callable[..., Any], s
     ],
 )
 def test_what_sums_in_parts_send(mesh: str, sent: float) -> None:
-    """Of products, as the compiled programs of docs/fidelity.md send them."""
+    """Of products, as the compiled programs of docs/predictions.md send them."""
     analysis = toast.analyze(lambda x, g: x.T @ g, half(1 << 16, 2048), half(1 << 16, 2048))
     model = model_of(analysis, mesh, min_dimensions=0)
     space = model.space
