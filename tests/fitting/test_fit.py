@@ -73,6 +73,18 @@ def test_the_largest_batch_without_recomputation() -> None:
     assert [r.rate for r in found.rows] == sorted((r.rate for r in found.rows), reverse=True)
 
 
+@pytest.mark.parametrize("batch", [1000, 37 * 2**7 + 1])
+def test_the_largest_batch_is_about_the_same_whatever_it_begins_with(batch: int) -> None:
+    """Halves of some batches are odd, or not divided by the mesh; smaller ones fit all the same."""
+    limit = {"memory_bytes": 15 * 2**17, **ON}
+    small = toast.fit(forward, arrays, sizes={"batch": 64}, **limit).value
+    found = toast.fit(forward, arrays, sizes={"batch": batch}, **limit).value
+    assert small is not None
+    assert found is not None
+    assert found % 4 == 0
+    assert abs(found - small) <= small / 16
+
+
 def test_each_size_has_the_policy_that_is_best_for_it(table: toast.Fit) -> None:
     assert table.unit == "tokens"
     assert table.fits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -43,6 +44,24 @@ def test_needs_that_are_not_linear(limit: float) -> None:
     assert len(tried) <= 8
 
 
+@pytest.mark.parametrize("first", [1000, 999, 7, 3 * 2**20, 2**20])
+@pytest.mark.parametrize("parts", [1, 8, 6, 48])
+@pytest.mark.parametrize("most", [1, 5, 64, 700])
+def test_sizes_that_are_odd_somewhere_are_halved_down_to_one(
+    first: int, parts: int, most: int
+) -> None:
+    ladder = Ladder(first, parts=parts)
+    rungs = [ladder.value(-rung) for rung in range(first.bit_length())]
+    assert rungs[-1] == 1
+    assert all(a is not None and b is not None and a > b for a, b in itertools.pairwise(rungs))
+    assert all(n is not None and (n < parts or n % parts == 0) for n in rungs[1:])
+    found, tried = searched(ladder, float, most)
+    every = [n for n in (*rungs, first * 2**9) if n is not None and n <= most]
+    assert found is not None
+    assert found == max(every) if most < first else found <= most
+    assert len(tried) <= 9
+
+
 def test_the_fewest_devices() -> None:
     ladder = Ladder(8, falling=True, most=256)
     assert searched(ladder, lambda devices: 5000.0 / devices, 100.0)[0] == 64
@@ -58,10 +77,10 @@ def test_sizes_that_are_impossible_count_as_too_large() -> None:
     assert highest_rung(Ladder(4), lambda _: None, 10.0) is None
 
 
-def test_sizes_without_a_half_and_beyond_the_ends_have_no_value() -> None:
+def test_sizes_between_whole_numbers_and_beyond_the_ends_have_no_value() -> None:
     ladder = Ladder(5, most=20)
-    assert [ladder.value(rung) for rung in (-1, -0.5, 0, 0.5, 1, 2, 3)] == [
-        None, None, 5, None, 10, 20, None
+    assert [ladder.value(rung) for rung in (-3, -2, -1, -0.5, 0, 0.5, 1, 2, 3)] == [
+        None, 1, 2, None, 5, None, 10, 20, None
     ]  # fmt: skip
     assert Ladder(8, falling=True).value(0.5) is None
 
@@ -118,3 +137,8 @@ def test_rungs_of_sizes() -> None:
     for first, value in ((64, 208), (12, 21), (7, 1000003), (4096, 5)):
         ladder = Ladder(first)
         assert ladder.value(ladder.rung(value)) == value
+    ladder = Ladder(1000, parts=8)
+    for value in range(1, 2100):
+        assert ladder.value(ladder.rung(value)) == value
+        assert ladder.rung(value) < ladder.rung(value + 1)
+        assert ladder.highest_within(value) == int(ladder.rung(value) // 1)

@@ -1,9 +1,9 @@
 """The grid of sizes, and the search for the largest one that fits.
 
-Sizes are rungs: the size that the question begins with is rung 0, and each rung above doubles it.
-Sizes in between are fractions: half a rung is the size halfway between two rungs.  Numbers of
-devices go the other way: each rung above has half as many.  So a higher rung always needs more
-memory on a device.
+Sizes are rungs: the size that the question begins with is rung 0, each rung above doubles it, and
+each rung below is about half of it, down to 1.  Sizes in between are fractions: half a rung is the
+size halfway between two rungs.  Numbers of devices go the other way: each rung above has half as
+many.  So a higher rung always needs more memory on a device.
 
 The search first finds the highest whole rung that fits (:func:`highest_rung`), and then a size
 between it and the next one (:func:`finer_rung`).
@@ -15,7 +15,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 
-#: The most rungs above or below the first one.
+#: The most rungs above the first one, and below it for numbers of devices.
 MOST_RUNGS = 16
 
 #: The most rungs that the search goes up or down at once.
@@ -34,10 +34,12 @@ class Ladder:
     """The values of the rungs.
 
     >>> sizes = Ladder(12)
-    >>> [sizes.value(rung) for rung in (-3, -2, -1, 0, 0.5, 1)]
-    [None, 3, 6, 12, 18, 24]
+    >>> [sizes.value(rung) for rung in (-4, -3, -2, -1, 0, 0.5, 1)]
+    [None, 1, 3, 6, 12, 18, 24]
     >>> sizes.rung(21), sizes.value(0.75)
     (0.75, 21)
+    >>> [Ladder(1000, parts=8).value(-rung) for rung in range(10)]
+    [1000, 496, 248, 120, 56, 24, 8, 4, 2, 1]
     >>> devices = Ladder(8, falling=True)
     >>> [devices.value(rung) for rung in (-1, 0, 1)]
     [16, 8, 4]
@@ -49,26 +51,58 @@ class Ladder:
     falling: bool = False
     least: int = 1
     most: int = 2**30
+    #: What the mesh and the microbatches divide: rungs below the first are multiples of it, or of
+    #: its largest divisor that is not larger than they are.
+    parts: int = 1
 
     def value(self, rung: float) -> int | None:
-        """The value of a rung; ``None`` if there is none, as for half of an odd number."""
+        """The value of a rung; ``None`` if there is none: between whole numbers, or at the ends."""
         steps, part = math.floor(rung), rung % 1
         if self.falling and part:
             return None
-        power = -steps if self.falling else steps
-        value = self.first * 2.0**power * (1.0 + part)
+        value = self._exact(rung)
         if abs(value - round(value)) > _EXACT * value or not self.least <= value <= self.most:
             return None
+        if not self.falling and not part and steps < 0:
+            return self._whole(steps)
         return round(value)
 
     def rung(self, value: int) -> float:
         """The rung of a size."""
         steps = math.floor(math.log2(value / self.first) + _EXACT)
-        return steps + value / (self.first * 2.0**steps) - 1.0
+        if self._whole(steps + 1) <= value:  # a rung below the first is less than a half
+            steps += 1
+        low, high = self._whole(steps), self._whole(steps + 1)
+        return steps + (value - low) / (high - low)
 
     def load(self, rung: float) -> float:
         """What memory grows with: the size, or the share of one device."""
-        return float(self.first) * 2.0 ** math.floor(rung) * (1.0 + rung % 1)
+        if self.falling:
+            return float(self.first) * 2.0 ** math.floor(rung)
+        return self._exact(rung)
+
+    def highest_within(self, load: float) -> int:
+        """The highest whole rung whose load is not above ``load``, a positive number."""
+        rung = math.floor(math.log2(load / self.load(0)) + _EXACT)
+        return rung + 1 if self.load(rung + 1) <= load else rung
+
+    def _exact(self, rung: float) -> float:
+        """The value of a rung, which may be between whole numbers."""
+        steps, part = math.floor(rung), rung % 1
+        if self.falling:
+            return self.first * 2.0**-steps
+        low = self._whole(steps)
+        return low + part * (self._whole(steps + 1) - low)
+
+    def _whole(self, steps: int) -> int:
+        """The size of a whole rung; 0 below the last one."""
+        if steps >= 0:
+            return self.first << steps
+        half = self.first >> -steps
+        if half == 0:
+            return 0
+        divisor = max(d for d in range(1, min(half, self.parts) + 1) if self.parts % d == 0)
+        return half - half % divisor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +142,9 @@ def highest_rung(
         if low is not None and (high == low + 1 or low - first >= MOST_RUNGS):
             return low
         if low is None and high is not None:
-            below = ladder.value(high - 1) is None or first - high >= MOST_RUNGS
-            if below:
+            # Sizes go down to 1, but numbers of devices have no such end.
+            ends = ladder.falling and first - high >= MOST_RUNGS
+            if ends or ladder.value(high - 1) is None:
                 return None
         rung = _next_rung(ladder, known, limit, low, high)
 
@@ -201,4 +236,4 @@ def _crossing(
     load = x + (limit - y) / slope
     if load <= 0.0:
         return -math.inf
-    return math.floor(math.log2(load / ladder.load(0)) + 1e-9)
+    return ladder.highest_within(load)

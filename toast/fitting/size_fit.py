@@ -44,8 +44,9 @@ def fit(
 ) -> Fit:
     """Finds the largest size that fits, or the fewest devices, and plans that do.
 
-    Sizes are those of ``sizes``, doubled or halved, and then sizes between the largest one that
-    fits and its double, in steps of 3 to 6 % where the mesh and the microbatches allow.  Numbers of
+    Sizes are those of ``sizes``, doubled, or halved down to 1 and rounded down to what the mesh
+    divides; and then sizes between the largest one that fits and the next one, in steps of 3 to
+    6 % where the mesh and the microbatches allow.  Numbers of
     devices are powers of two.
 
     :param target: a function, as for :func:`toast.plan`, if there are ``arguments``; otherwise a

@@ -141,7 +141,11 @@ class _Question:
             self.unit, self._counted = ("tokens" if one_token else "rows"), ("batch",)
         falling = find == "devices"
         first = min(_DEVICES, planner.hardware.max_devices) if falling else sizes[find]
-        self._ladder = Ladder(1 << (first.bit_length() - 1) if falling else first, falling)
+        parts = (base.mesh.devices if base.mesh else base.devices or 1) * (base.microbatches or 1)
+        self._ladder = (
+            Ladder(1 << (first.bit_length() - 1), falling=True) if falling
+            else Ladder(first, parts=parts)
+        )  # fmt: skip
         #: By what was planned.
         self.rows: dict[PlanRequest, FitRow] = {}
         self.nearest: FitRow | None = None
@@ -411,14 +415,14 @@ class _Question:
         best = max(self.rows.values(), key=lambda row: row.rate, default=None)
         if best is None:
             return
-        rung = self._ladder.rung(best.value("batch"))
+        batch = best.value("batch")
         self._kept = {None: self._kept[None]} if None in self._kept else {}
         for power in range(1, round(math.log2(_MOST_MICROBATCHES)) + 1):
             count = best.microbatches * 2**power
             if None in self._kept:  # as much as one microbatch
                 one = self._kept[None]
                 self._kept[count] = dataclasses.replace(one, load=one.load * 2**power)
-            row = self._row(rung + power, count)
+            row = self._row(self._ladder.rung(batch * 2**power), count)
             if row is None or not better(row.rate, best.rate, _GAIN):
                 return
             best_rate = row.rate
