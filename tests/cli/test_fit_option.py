@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shlex
 import sys
 from typing import Any
 
@@ -128,6 +129,20 @@ def test_a_step_that_accumulates_nothing_is_told_how(
     end = found.stdout[found.stdout.index("What it takes to fit") :]
     assert remedy in end
     assert other not in end
+
+
+def test_the_question_for_devices_is_a_command_that_works(here: pathlib.Path) -> None:
+    words = ("plan", "fitting_module:forward", *SHAPES, "--batch", 2**22)
+    where = ("--mesh", "data=4", "--hardware", "tpu-v5e", "--budget", 0)
+    found = " ".join(run(*words, *where).stdout.split())
+    command = found.partition("The fewest devices: toast ")[2].split("Note:")[0]
+    assert "--mesh" not in command
+    again = run(*shlex.split(command))
+    assert again.exit_code == 0, again.output
+    assert again.stdout.startswith("Fewest devices that forward fits on: 4 of tpu-v5e")
+    pinned = run(*words, *where, "--pin", "x=P('data')")
+    assert "--fit batch" in pinned.stdout
+    assert "--fit devices" not in pinned.stdout  # other meshes have no such axis
 
 
 def test_strict_is_about_the_odds_if_these_are_set(here: pathlib.Path) -> None:

@@ -239,8 +239,21 @@ class _Remedies:
         """Commands that look for sizes that fit."""
         sizes = [name for name in ("batch", "sequence") if name in dict(self._request.sizes)]
         for name in sizes[:1] if self._planner else ["batch"]:
-            yield Remedy(f"--fit {name}", f"finds the largest {name} that fits", "priced")
-        yield Remedy("--fit devices", "finds the fewest devices that fit", "priced")
+            yield self._question(name, f"finds the largest {name} that fits", self._request)
+        if self._planner and self._planner.has_constraints:
+            return  # they name axes, and other meshes have others
+        free = dataclasses.replace(self._request, mesh=None, devices=None)
+        yield self._question(
+            "devices", "finds the fewest devices that fit (leave out --mesh)", free
+        )  # fmt: skip
+
+    def _question(self, name: str, text: str, request: PlanRequest) -> Remedy:
+        """The question what fits; its command has the mesh if it is about that mesh."""
+        policy = self._policy.label if isinstance(self._policy, MemoryPolicy) else self._policy
+        command = self._command(dataclasses.replace(request, remat=policy or ""))
+        return Remedy(
+            f"--fit {name}", text, "priced", command=command and f"{command} --fit {name}"
+        )
 
     def _over(self, base: Plan) -> float:
         """How many times as large as there is room what grows with the batch is."""

@@ -15,6 +15,7 @@ from toast.hardware import Hardware, Mesh
 from toast.plan import Plan, joint_plan
 from toast.program import MemoryPolicy, survey
 from toast.search import Round, Settings
+from toast.space import Constraints
 
 #: Errors of sizes that the program, the mesh or the constraints do not allow.
 IMPOSSIBLE = (TargetError, MeshError, PinError)
@@ -71,6 +72,12 @@ class RequestPlanner:
     def has_host_link(self) -> bool:
         """Whether values can be offloaded to the memory of the host."""
         return api.has_host_link(self.hardware)
+
+    @property
+    def has_constraints(self) -> bool:
+        """Whether the plans have constraints, which name axes of the mesh."""
+        given = self._options.get("constraints")
+        return given is not None and given != Constraints()
 
     def left(self) -> float | None:
         """The seconds that are left of the budget; ``None`` without one."""

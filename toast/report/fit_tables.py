@@ -144,4 +144,7 @@ def remedy_tables(remedies: Sequence[Remedy]) -> RenderableType:
     first = next((remedy.command for remedy in remedies if remedy.command), "")
     if first:
         parts.append(Text(f"The first: {first}"))
+    for remedy in remedies:
+        if remedy.change == "--fit devices" and remedy.command not in ("", first):
+            parts.append(Text(f"The fewest devices: {remedy.command}"))
     return Group(*parts)
