@@ -83,7 +83,7 @@ from toast.search import (
 from toast.space import Constraints, Resolving, Space, region_notes
 from toast.threads import blas_in_one_thread
 from toast.uneven import PaddedProgram, padded_program, padded_sizes
-from toast.units import listed, time_text
+from toast.units import listed, size_text, time_text
 
 #: The search that decides whether programs with padded dimensions are planned begins with the plan
 #: and tries whole colors only.
@@ -726,9 +726,9 @@ def _check_memory(
     recomputes = best.policy is not None and best.policy.preset != "none"
     auto, shell = ("", "") if recomputes else ("remat='auto', ", "--remat auto, ")
     error = SearchError(
-        f"memory limit of {best.memory_bytes / 2**30:.4g} GiB per device: no plan on {where} "
+        f"memory limit of {size_text(best.memory_bytes)} per device: no plan on {where} "
         f"fits{surely}; "
-        f"the smallest peak found is {smallest_peak / 2**30:.4g} GiB; raise the limit, or find "
+        f"the smallest peak found is {size_text(smallest_peak)}; raise the limit, or find "
         f"what fits: {auto}toast.fit(find='batch') or toast.fit(find='devices')",
         shell=f"raise the limit, or find what fits: {shell}--fit batch or --fit devices",
     )

@@ -187,7 +187,7 @@ def test_bad_input_is_one_line(folder: pathlib.Path, tmp_path: pathlib.Path) -> 
         (("apply", plan, "nonsense"), "nonsense"),
         (
             ("apply", plan, "t2b", "--layers", 1, "--memory", 0.01, "--json", tmp_path / "no.json"),
-            "memory limit of 0.01 GiB per device: ",
+            "memory limit of 10.2 MiB per device: ",
         ),
         (("apply", plan, "mlp", "--mesh", "a=3,b"), "is not axis=size"),
         (("explain", plan), "is a plan; use --argument, --collective, --annotations or --why-not"),

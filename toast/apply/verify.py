@@ -24,6 +24,7 @@ from toast.frontend.mlir import ModuleSource
 from toast.hardware import Mesh
 from toast.program import Program, Shardings, TensorType
 from toast.space import region_axes
+from toast.units import size_text
 
 #: The largest relative error of equal outputs, by the coarsest element type of the program: sums in
 #: another order differ by a few roundings.  Integers and booleans must be identical.
@@ -208,7 +209,7 @@ def _check_runs(program: Program) -> None:
     )
     if size > _LARGEST_RUN:
         raise PlanError(
-            f"{program.name} has {size / 2**30:.3g} GiB of arguments and results, which is too "
+            f"{program.name} has {size_text(size)} of arguments and results, which is too "
             "much for CPU devices; verify a smaller form"
         )
 

@@ -187,8 +187,8 @@ def apply(
         if applied.plan.after.peak_bytes <= applied.plan.memory_bytes:
             wanting = applied.plan.unsafe_text.replace(";", ",")
         raise PlanError(
-            f"memory limit of {memory:g} GiB per device: {plan} {wanting}; raise the limit, or "
-            "search with toast plan --memory"
+            f"memory limit of {size_text(memory * 2**30)} per device: {plan} {wanting}; raise the "
+            "limit, or search with toast plan --memory"
         )
     hardware_name = hardware or (saved.origin.hardware if saved.origin else "") or saved.hardware
     result = dataclasses.replace(applied.plan, origin=source.origin(hardware_name))

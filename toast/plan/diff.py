@@ -15,6 +15,7 @@ from toast.plan.plan import Plan
 from toast.plan.prediction import NumberChange, close, numbers
 from toast.records import Record
 from toast.space import Constraints
+from toast.units import size_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _setting(saved: Saved) -> dict[str, str]:
         "mesh": str(saved.mesh),
         "hardware": saved.hardware,
         "hardware's figures": saved.hardware_digest,
-        "memory limit": f"{saved.memory_bytes / 2**30:.4g} GiB",
+        "memory limit": size_text(saved.memory_bytes),
         "safety": "" if saved.safety is None else f"{saved.safety:g}",
         "overlap": saved.overlap,
         "resolution": saved.resolution,
