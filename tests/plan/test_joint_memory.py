@@ -466,9 +466,19 @@ def test_policies_as_maxtext_has_them() -> None:
         "remat_policy: minimal", "gradient_accumulation_steps: 4",
     ]  # fmt: skip
     assert "per_device_batch_size" in maxtext_policy(cut)
-    assert maxtext_policy(memory("none", "query")).splitlines()[1] == "query_proj: device"
-    with pytest.raises(toast.ToastError, match="no residual of the plan has a name of MaxText"):
-        maxtext_policy(memory("layer: keep=sum", "sum"))
+    # MaxText's own policy none recomputes everything.
+    for text in ("none", "layer: keep=*"):
+        kept = maxtext_policy(memory(text, "query", "sum", "layer_input")).splitlines()
+        assert kept[0].startswith("# the plan keeps everything; MaxText computes again what has no")
+        assert kept[1:] == ["remat_policy: minimal_with_context"]
+    experts = maxtext_policy(memory("none", "query", "expert_gate")).splitlines()
+    assert experts[1] == "remat_policy: custom"
+    assert {"moe_mlpwi_0: device", "context: device", "mlpwo: device"} < {*experts}
+    with pytest.raises(
+        toast.ToastError,
+        match="no residual of the plan has a name of MaxText: it has sum, scores; name them with",
+    ):
+        maxtext_policy(memory("layer: keep=sum", "sum", "scores"))
     with pytest.raises(toast.ToastError, match="has no memory policy"):
         plan(scanned, None).to_maxtext()
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from toast.errors import PlanError
 from toast.program import PRESETS, Choice, RunRange, TracedMemory
+from toast.units import listed
 
 #: MaxText's names of values, each with the other names that TOAST's models give them.
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -25,16 +26,27 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": (),
     "out_proj": ("attention_output",),
 }
+#: The most residuals that an error lists.
+_MOST_LISTED = 12
+
 _WORDS: Mapping[Choice, str] = {"keep": "device", "recompute": "remat", "offload": "offload"}
 
-#: Presets that MaxText does not have.
+#: Presets that MaxText does not have: its own ``none`` recomputes everything.
 _OWN = frozenset({"none", "named"})
+
+#: The preset of MaxText that keeps most, and the names that it keeps.
+_MOST = "minimal_with_context"
+_KEPT_BY_MOST = frozenset({
+    "context", "mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo", "query_proj", "key_proj", "value_proj",
+    "kv_proj", "qkv_proj", "out_proj",
+})  # fmt: skip
 
 
 def maxtext_policy(memory: TracedMemory | None) -> str:
     """The lines of MaxText's configuration for the policy and the microbatches of a program.
 
-    Values that are kept or offloaded and have no name in MaxText are listed in a comment.  Raises
+    Values that are kept or offloaded and have no name in MaxText are listed in a comment.  MaxText
+    cannot keep everything: if the plan does, the lines keep all that has a name in MaxText.  Raises
     :class:`toast.errors.PlanError` if there is no policy, if no value has a name of MaxText, or if
     two blocks, or the runs of one, decide differently.
     """
@@ -51,6 +63,11 @@ def maxtext_policy(memory: TracedMemory | None) -> str:
             "of them; plan with a policy for all layers, such as remat='minimal'"
         )
     known = {name: key for key, names in _NAMES.items() for name in (key, *names)}
+    if memory.blocks and all(
+        policy.of(block.name).resolved(block).keeps_all for block in memory.blocks
+    ):
+        named = {known.get(r.name) for block in memory.blocks for r in block.residuals}
+        return "\n".join(_lines_of_everything(named)) + f"\n{cut}"
     chosen: dict[str, Choice] = {}
     nameless: dict[Choice, list[str]] = {"keep": [], "offload": []}
     for block in memory.blocks:
@@ -62,13 +79,18 @@ def maxtext_policy(memory: TracedMemory | None) -> str:
                 if choice in nameless and residual.kind != "input":
                     nameless[choice].append(residual.name)
             elif chosen.setdefault(key, choice) != choice:
+                blocks = listed([block.name for block in memory.blocks])
                 raise PlanError(
-                    f"blocks decide differently about {residual.name}, and MaxText has one "
-                    "decision for all layers; give it the same one in each block"
+                    f"blocks ({blocks}) decide differently about {residual.name}, and MaxText has "
+                    "one decision for all layers; give it the same one in each block"
                 )
     if not chosen:
+        names = dict.fromkeys(
+            r.name for block in memory.blocks for r in block.residuals if r.kind != "input"
+        )
+        has = f": it has {listed([*names], _MOST_LISTED)}" if names else ""
         raise PlanError(
-            "no residual of the plan has a name of MaxText; name them with "
+            f"no residual of the plan has a name of MaxText{has}; name them with "
             f"jax.ad_checkpoint.checkpoint_name: {', '.join(_NAMES)}"
         )
     return "\n".join(_lines(chosen, nameless)) + f"\n{cut}"
@@ -85,6 +107,19 @@ def maxtext_microbatches(memory: TracedMemory | None) -> str:
         f"gradient_accumulation_steps: {memory.microbatches}\n"
         f"# per_device_batch_size: that of the step, divided by {memory.microbatches}\n"
     )
+
+
+def _lines_of_everything(named: Collection[str | None]) -> Iterator[str]:
+    """The lines for a plan that keeps everything; ``named`` are its residuals' names in MaxText."""
+    yield "# the plan keeps everything; MaxText computes again what has no name in it"
+    others = [key for key in _NAMES if key in named and key not in _KEPT_BY_MOST]
+    if [*others] in ([], ["decoder_layer_input"]):  # which MaxText keeps anyway
+        yield f"remat_policy: {_MOST}"
+        return
+    yield "remat_policy: custom"
+    for key in _NAMES:
+        if key in _KEPT_BY_MOST or key in others:
+            yield f"{key}: device"
 
 
 def _lines(chosen: Mapping[str, Choice], nameless: Mapping[Choice, list[str]]) -> Iterator[str]:
