@@ -353,3 +353,4 @@ def test_what_auto_leaves_alone_is_said(
     folded = " ".join(printed.split())
     assert "Note: left as it is: " in folded
     assert stays in folded
+    assert "Note: remat=auto chose none " in folded  # not: the first of 1 policies

@@ -20,7 +20,9 @@ from toast.cost.error_bars import SURE
 from toast.errors import SearchError
 from toast.evaluation.compare import compare
 from toast.plan import Plan, Prediction, fit_text, odds_text, read
+from toast.report.summaries import misfit
 from toast.search import Settings
+from toast.units import size_text
 
 QUICK = Settings(rounds=1)
 
@@ -55,6 +57,20 @@ def test_predictions_have_intervals_and_odds(plan: Plan) -> None:
     assert wide.low <= after.peak_interval.low  # type: ignore[union-attr]
     assert plan.safety is None
     assert plan.fits
+
+
+def test_a_plan_that_does_not_fit_says_what_is_predicted_and_what_it_may_need(plan: Plan) -> None:
+    large = dataclasses.replace(plan, memory_bytes=0.9 * plan.after.peak_bytes)
+    (text, _) = map(str, misfit(large))
+    assert text.startswith(f"Does not fit: the plan needs {size_text(plan.after.peak_bytes)} per ")
+    safer = planned(safety=0.95, limit=0.3 * plan.after.peak_bytes)
+    (text, _) = map(str, misfit(safer))
+    most, predicted = safer.needed_bytes(safer.after), safer.after.peak_bytes
+    assert predicted < most
+    assert text.startswith(
+        f"Does not fit: with odds of 95 %, the plan may need up to {size_text(most)} per device "
+        f"(predicted: {size_text(predicted)}), {size_text(most - safer.memory_bytes)} more than "
+    )
 
 
 def test_a_safer_plan_fits_with_these_odds_and_allows_a_smaller_peak(plan: Plan) -> None:

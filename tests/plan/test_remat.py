@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+import time
 from typing import Any
 
 import jax
@@ -114,7 +115,12 @@ def test_offloaded_values_leave_the_device() -> None:
 
 
 def test_auto_takes_the_best_policy() -> None:
+    begin = time.perf_counter()
     best = plan("auto")
+    wall = time.perf_counter() - begin
+    # The seconds are those of all plans and of the choice of policies, not of the last plan.
+    assert 0.9 * wall < sum(best.seconds.values()) < 1.1 * wall
+    assert {"search", "memory policies"} < {*best.seconds}
     presets = map(plan, ("none", "minimal", "full"))
     assert best.after.step_seconds == min(each.after.step_seconds for each in presets)
     assert best.note.startswith("remat=auto chose the first of ")

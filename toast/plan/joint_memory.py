@@ -10,9 +10,12 @@ microbatches is chosen as well.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import re
+import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -59,7 +62,7 @@ _FREE, _MARGIN = 0.03, 0.005
 
 
 #: How the note of a joint plan begins.
-_CHOSE = "remat=auto chose the first of"
+_CHOSE = "remat=auto chose"
 
 
 class PlanWith(Protocol):
@@ -73,6 +76,38 @@ class PlanWith(Protocol):
 
         Without a number of microbatches, it is that of the user or of the program.
         """
+
+
+class _TimedPlans:
+    """Plans with policies, and adds up the seconds of their stages."""
+
+    def __init__(self, plan_with: PlanWith) -> None:
+        self._plan_with = plan_with
+        self._spent: collections.Counter[str] = collections.Counter()
+        #: The plans that were counted: a plan may be asked for again.
+        self._counted: list[weakref.ref[Plan]] = []
+
+    def __call__(
+        self, policy: str | MemoryPolicy, /, start: Plan | None = None,
+        microbatches: int | None = None,
+    ) -> Plan:  # fmt: skip
+        try:
+            plan = self._plan_with(policy, start=start, microbatches=microbatches)
+        except SearchError as error:
+            self._count(error.plan)
+            raise
+        self._count(plan)
+        return plan
+
+    def stages(self, seconds: float) -> dict[str, float]:
+        """The seconds of all plans by stage, and of ``seconds``, those that are left."""
+        chosen = {"memory policies": max(0.0, seconds - sum(self._spent.values()))}
+        return {**self._spent, **chosen}
+
+    def _count(self, plan: Plan | None) -> None:
+        if plan is not None and all(plan is not known() for known in self._counted):
+            self._counted.append(weakref.ref(plan))
+            self._spent.update(plan.seconds)
 
 
 def joint_plan(
@@ -91,6 +126,8 @@ def joint_plan(
     :raises toast.errors.SearchError: if no plan is within the limit of the user.
     :raises toast.errors.TargetError: if the program has nothing to recompute.
     """
+    begin = time.perf_counter()
+    plan_with = clock = _TimedPlans(plan_with)
     searches = [_JointSearch(plan_with, progress, None)]
     try:
         searches[0].run()
@@ -110,11 +147,13 @@ def joint_plan(
         raise min(too_large, key=lambda error: error.smallest_peak)
     best = every[0]
     tried = "; ".join(_text(plan) for plan in every)
-    note = f"{_CHOSE} {len(every)} policies: {tried}"
+    several = f"the first of {len(every)} policies: " if len(every) > 1 else ""
+    note = f"{_CHOSE} {several}{tried}"
     return dataclasses.replace(
         best,
         note="\n".join(filter(None, [note, _with_effect(best, searches)])),
         policies_bound_seconds=_bound(searches, every, may_cut_batch=may_cut_batch),
+        seconds=clock.stages(time.perf_counter() - begin),
     )
 
 
@@ -140,11 +179,11 @@ def _with_effect(best: Plan, searches: Sequence[_JointSearch]) -> str:
 
 def _bound(
     searches: Sequence[_JointSearch], plans: Sequence[Plan], *, may_cut_batch: bool
-) -> float:
-    """The seconds that every plan takes at least; 0 if padding or several meshes were tried."""
+) -> float | None:
+    """The seconds that every plan takes at least; none if padding or several meshes were tried."""
     surveys = [search.surveyed for search in searches if search.surveyed is not None]
     if not surveys or any(plan.padding or plan.meshes for plan in [*surveys, *plans]):
-        return 0.0
+        return None
     most = _MOST_MICROBATCHES if may_cut_batch else 1
     return min(
         policy_bound(plan, most_microbatches=max(1, most // plan.microbatches)) for plan in surveys

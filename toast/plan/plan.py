@@ -134,8 +134,9 @@ class Plan(RunnablePlan):
     #: A lower bound of the step time of every plan on this mesh and hardware, in seconds.
     bound_seconds: float = 0.0
     #: The same for every memory policy and number of microbatches that ``remat="auto"`` may choose
-    #: (:mod:`toast.plan.policy_bound`); 0 for other plans.
-    policies_bound_seconds: float = 0.0
+    #: (:mod:`toast.plan.policy_bound`), infinite if none fits; ``None`` for plans of a policy that
+    #: was stated, of several meshes, or with padding.
+    policies_bound_seconds: float | None = None
     #: The cost model, and the state of the plan in the model's space: ``[classes, axes]``.
     model: CostModel = dataclasses.field(kw_only=True, compare=False, repr=False)
     #: The state of the plan in the space of :attr:`model`: ``[classes, axes]``.

@@ -167,9 +167,15 @@ def misfit(plan: Plan) -> list[Text]:
     if plan.after.peak_bytes <= limit:
         message = f"{plan.unsafe_text[0].upper()}{plan.unsafe_text[1:]}"
     else:
+        need = f"the plan needs {size_text(peak)} per device"
+        if plan.safety is not None:  # then it is a quantile, which the plan may well not need
+            need = (
+                f"with odds of {100 * plan.safety:g} %, the plan may need up to {size_text(peak)} "
+                f"per device (predicted: {size_text(plan.after.peak_bytes)})"
+            )
         message = (
-            f"Does not fit: the plan needs {size_text(peak)} per device, {size_text(peak - limit)} "
-            f"more than the limit of {size_text(limit)}"
+            f"Does not fit: {need}, {size_text(peak - limit)} more than the limit of "
+            f"{size_text(limit)}"
         )
     return [Text(f"{message}; what it takes is at the end", style="bold red"), Text()]
 
@@ -258,7 +264,8 @@ def _prediction(plan: Plan) -> TextTable:
         ratio = multiple(after.step_seconds / plan.bound_seconds)
         bound = f"{time_text(plan.bound_seconds)}; plan: {ratio}"
         table.add_row("lower bound (roofline, no collectives)", "", bound)
-    if 0 < plan.policies_bound_seconds < math.inf:
+    if 0 < (plan.policies_bound_seconds or 0.0) < math.inf:
+        assert plan.policies_bound_seconds is not None
         ratio = multiple(after.step_seconds / plan.policies_bound_seconds)
         bound = f"{time_text(plan.policies_bound_seconds)}; plan: {ratio}"
         table.add_row("  of every memory policy", "", bound)

@@ -186,7 +186,7 @@ def _saved(name: str, path: pathlib.Path | None, file: PlanFile, *, old: bool) -
     return Saved(
         name=name,
         memory=None if file.remat is None else _memory(file.remat),
-        policies_bound_seconds=file.policies_bound_seconds,
+        policies_bound_seconds=file.policies_bound_seconds or None,
         program=file.program,
         digest="" if old else file.program_hash,
         origin=None if file.origin is None else Origin(**msgspec.structs.asdict(file.origin)),

@@ -183,7 +183,7 @@ class Saved:
     #: The memory policy and the microbatches of its program; ``None`` if none were asked for.
     memory: TracedMemory | None = None
     #: As in :attr:`Plan.policies_bound_seconds`.
-    policies_bound_seconds: float = 0.0
+    policies_bound_seconds: float | None = None
     #: The path of the file, if any.
     path: pathlib.Path | None = None
 

@@ -85,8 +85,8 @@ def plan_data(plan: Plan, *, over_time: bool = True) -> dict[str, Any]:
     }
 
 
-def _nonzero(key: str, value: float) -> dict[str, float]:
-    return {key: value} if 0 < value < math.inf else {}
+def _nonzero(key: str, value: float | None) -> dict[str, float]:
+    return {key: value} if value is not None and 0 < value < math.inf else {}
 
 
 def _origin_data(origin: Origin) -> dict[str, Any]:

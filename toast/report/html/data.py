@@ -141,7 +141,7 @@ def gather(
 
 def _summary(plan: Plan) -> dict[str, Any]:
     bound, step = plan.bound_seconds, plan.after.step_seconds
-    over_policies = plan.policies_bound_seconds
+    over_policies = plan.policies_bound_seconds or 0.0
     return {
         "step_seconds": step,
         "step_seconds_before": plan.before.step_seconds,
