@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -333,6 +334,138 @@ def test_blocks_with_effects_are_left_alone(loss: Callable[..., Any]) -> None:
     with pytest.raises(TargetError, match=r": spoken has side effects \(debug_\w+ at "
         r"test_checkpoints.py:\d+ \(spoken\)\); use toast.checkpoint"):  # fmt: skip
         program_of(_named(jax.grad(loss), "step"), f32(4), f32(3), remat="full")
+
+
+def tanh_layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+    x = x / jnp.sqrt(jnp.mean(x**2))
+    return x + jnp.tanh(x @ w["up"]) @ w["down"]
+
+
+def cosine_layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+    x = x / jnp.sqrt(jnp.mean(x**2))
+    return x + jnp.cos(x @ w["first"]) @ w["last"] * jnp.sin(x)
+
+
+def weights(layers: int, *names: str) -> list[dict[str, Any]]:
+    first, second = names
+    return [{first: f32(8, 16), second: f32(16, 8)} for _ in range(layers)]
+
+
+def unmarked(loss: Callable[..., Any], *arguments: Any) -> TracedMemory:
+    memory = program_of(_named(jax.grad(loss), "step"), *arguments, remat="full").memory
+    assert memory is not None
+    return memory
+
+
+@pytest.mark.parametrize("counts", [(4, 4), (2, 2), (3, 5)])
+def test_all_layers_of_two_kinds_are_found(counts: tuple[int, int]) -> None:
+    """The last equation of a layer is like that of the other kind, before the first layer."""
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for one in params["tanh"]:
+            x = tanh_layer(x, one)
+        for one in params["cosine"]:
+            x = cosine_layer(x, one)
+        return jnp.mean(x**2)
+
+    first, second = counts
+    params = {"tanh": weights(first, "up", "down"), "cosine": weights(second, "first", "last")}
+    memory = unmarked(loss, params, f32(4, 8))
+    assert tuple(block.runs for block in memory.blocks) == counts
+    assert memory.own == ()
+
+
+def test_a_layer_apart_from_the_others_is_named() -> None:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for one in params[:3]:
+            x = tanh_layer(x, one)
+        return jnp.mean(tanh_layer(jnp.sort(x), params[3]) ** 2)
+
+    memory = unmarked(loss, weights(4, "up", "down"), f32(4, 8))
+    assert [block.runs for block in memory.blocks] == [3]
+    (own,) = memory.own
+    assert re.fullmatch(
+        r"test_checkpoints.py:\d+ \(tanh_layer\) has the equations of tanh_layer, but is in none of "
+        r"its 3 runs; use toast.checkpoint around layers to include it", own
+    ), own  # fmt: skip
+
+
+def test_effects_in_layers_that_nobody_marked_are_named() -> None:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for one in params["plain"]:
+            x = tanh_layer(x, one)
+        for one in params["loud"]:
+            x = cosine_layer(x, one)
+            jax.debug.print("{}", x[0, 0])
+        return jnp.mean(x**2)
+
+    params = {"plain": weights(3, "up", "down"), "loud": weights(3, "first", "last")}
+    memory = unmarked(loss, params, f32(4, 8))
+    assert [block.runs for block in memory.blocks] == [3]
+    (own,) = memory.own
+    assert re.fullmatch(
+        r"loss has side effects \(debug_\w+ at test_checkpoints.py:\d+ \(loss\)\)", own
+    ), own
+
+
+def test_inputs_of_layers_have_the_paths_of_arguments() -> None:
+    def inputs(loss: Callable[..., Any], *arguments: Any) -> list[str]:
+        (block,) = unmarked(loss, *arguments).blocks
+        return [r.name for r in block.residuals if r.kind == "input" and not r.alias]
+
+    def flax(params: Any, x: jax.Array) -> jax.Array:
+        for number in range(3):
+            one = jax.tree.map(lambda w: w.astype(jnp.float32), params[f"layer_{number}"])
+            x = tanh_layer(x, one)
+        return jnp.mean(x**2)
+
+    def scanned_with_constant(params: Any, x: jax.Array) -> jax.Array:
+        def body(x: jax.Array, one: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.tanh(x @ one) @ params["shared"], None
+
+        return jnp.mean(jax.lax.scan(body, x, params["stack"])[0])
+
+    halves = [
+        {key: jax.ShapeDtypeStruct(w.shape, jnp.bfloat16) for key, w in one.items()}
+        for one in weights(3, "up", "down")
+    ]
+    layers = {f"layer_{number}": one for number, one in enumerate(halves)}
+    assert inputs(flax, layers, f32(4, 8)) == [
+        "params['layer_*']['down']",
+        "params['layer_*']['up']",
+    ]
+    stacks = {"shared": f32(8, 8), "stack": f32(3, 8, 8)}
+    assert inputs(scanned_with_constant, stacks, f32(4, 8)) == ["params['shared']", "one"]
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_pure_callbacks_are_called_again(marked: bool) -> None:
+    @jax.custom_vjp
+    def sine(x: jax.Array) -> jax.Array:
+        return jnp.sin(x)
+
+    def forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x), x
+
+    sine.defvjp(forward, lambda x, g: (g * jnp.cos(x),))
+
+    def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+        return x + sine(jnp.tanh(x @ w)) @ w
+
+    block = toast.checkpoint(layer) if marked else layer
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for one in params:
+            x = block(x, one)
+        return jnp.mean(x**2)
+
+    calls = {}
+    for remat in ("none", "full"):
+        program = program_of(jax.grad(loss), [f32(8, 8)] * 3, f32(4, 8), remat=remat)
+        assert program.memory is not None
+        assert program.memory.own == ()
+        calls[remat] = program.kinds.count("custom_call")
+    assert calls == {"none": 3, "full": 6}
 
 
 def test_custom_gradients_with_effects_are_said_to_be_kept() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+
 import numpy as np
 
 from toast.cost.entities import Entity
@@ -65,7 +67,7 @@ def gathered_copies(plan: Plan, argument: int) -> GatheredCopies | None:
         count=again_count if again else count,
         seconds=again_seconds if again else seconds,
         bytes=bytes_,
-        inputs=() if once or in_loop else _inputs(plan, parts, again=again),
+        inputs=() if once or in_loop else _inputs(plan, argument, parts, again=again),
         in_loop=in_loop,
         once=once,
     )
@@ -81,7 +83,7 @@ def _parts(plan: Plan, argument: int) -> set[int]:
     return parts
 
 
-def _inputs(plan: Plan, parts: set[int], *, again: bool) -> tuple[str, ...]:
+def _inputs(plan: Plan, argument: int, parts: set[int], *, again: bool) -> tuple[str, ...]:
     """The arguments of blocks that may be the argument: those with the types of its parts."""
     program, memory = plan.analysis.program, plan.analysis.program.memory
     assert memory is not None
@@ -96,7 +98,10 @@ def _inputs(plan: Plan, parts: set[int], *, again: bool) -> tuple[str, ...]:
                 continue
             if types & {*residual.types}:
                 found[residual.name] = None
-    return tuple(found)
+    # Blocks that nobody marked have the paths of arguments as names, with * for numbers of layers.
+    path = program.arguments[argument]
+    mine = [name for name in found if fnmatch.fnmatchcase(path, name.replace("[", "[[]"))]
+    return tuple(mine or found)
 
 
 __all__ = ["gathered_copies"]

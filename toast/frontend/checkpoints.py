@@ -113,7 +113,7 @@ def policed(
     Parameters are those of :func:`named_block`.  ``None`` if there is nothing to decide.
     """
     if closed.jaxpr.effects:
-        trace.remark(f"{name} has side effects ({effect_text(closed.jaxpr)})")
+        trace.remark(f"{name} has side effects ({effect_text(closed.jaxpr.eqns)})")
         return None
     try:
         with_names, block, places = named_block(

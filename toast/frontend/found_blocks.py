@@ -21,14 +21,16 @@ import numpy.typing as npt
 
 from toast.frontend.checkpoints import PlannedPolicy, policed
 from toast.frontend.memory_tracing import MemoryTrace
-from toast.frontend.mlir.gradients import changed_before_gradients
+from toast.frontend.mlir.gradients import argument_names, changed_before_gradients
 from toast.frontend.residual_names import (
     PRODUCTS,
     REMATS,
     closed_jaxpr,
+    effect_text,
     frames,
     inner_jaxpr,
     size_bytes,
+    source_text,
     with_inner_jaxpr,
 )
 from toast.frontend.split_scans import like, spliced, split_scan
@@ -60,7 +62,8 @@ def _with_blocks(trace: MemoryTrace, function: Callable[..., Any]) -> Callable[.
         except TypeError:  # an auxiliary result that is no array
             return function(*primals)
         marked = len(trace.blocks) > known
-        jaxpr = _BlockSearch(trace).in_jaxpr(closed.jaxpr, repeated=not marked)
+        names = argument_names(function, primals)
+        jaxpr = _BlockSearch(trace).in_jaxpr(closed.jaxpr, names, repeated=not marked)
         same = closed.jaxpr is closed
         whole = jaxpr if same else closed.replace(jaxpr=jaxpr)
         results = jax.extend.core.jaxpr_as_fun(whole)(*jax.tree.leaves(primals))
@@ -78,10 +81,13 @@ class _BlockSearch:
         self._before: collections.Counter[str] = collections.Counter()
         #: The marked blocks that were counted as runs.
         self._seen: set[PlannedPolicy] = set()
+        #: The arguments of functions that variables are, or are parts of.
+        self._names: dict[Any, str] = {}
 
     def in_jaxpr(
         self,
         jaxpr: Any,
+        names: Sequence[str] = (),
         *,
         blocks: bool = True,
         repeated: bool = False,
@@ -90,18 +96,20 @@ class _BlockSearch:
     ) -> Any:
         """A jaxpr with the policy around its scans and repeated layers, as far as wished.
 
-        Marked blocks that keep everything become plain equations.  ``runs`` is how often the jaxpr
-        runs, and ``looped`` whether it is in the body of a loop.
+        Marked blocks that keep everything become plain equations.  ``names`` are those of its
+        arguments, ``runs`` is how often the jaxpr runs, and ``looped`` whether it is in the body of
+        a loop.
         """
-        layers = _layers(jaxpr.eqns) if blocks and repeated else []
+        self._name(jaxpr, names)
+        layers = self._layers(jaxpr) if blocks and repeated else {}
         used = collections.Counter(id(v) for e in jaxpr.eqns for v in e.invars)
         used.update(id(v) for v in jaxpr.outvars)
-        ends, equations = dict(layers), []
+        equations: list[Any] = []
         skipped = 0
         for number, equation in enumerate(jaxpr.eqns):
-            if number in ends:
-                skipped = ends[number]
-                equations += self._layer(jaxpr, jaxpr.eqns[number:skipped], used)
+            if number in layers:
+                skipped, labels = layers[number]
+                equations += self._layer(jaxpr, jaxpr.eqns[number:skipped], labels, used)
             if number < skipped:
                 continue
             name = equation.primitive.name
@@ -112,12 +120,57 @@ class _BlockSearch:
                 equations += self._scan(equation, inner, blocks, runs, looped=looped)
             elif inner is not None:
                 new = self.in_jaxpr(
-                    inner, blocks=blocks, repeated=repeated, runs=runs, looped=looped
-                )
+                    inner, _own_names(inner), blocks=blocks, repeated=repeated, runs=runs,
+                    looped=looped,
+                )  # fmt: skip
                 equations.append(with_inner_jaxpr(equation, new))
             else:
                 equations.append(equation)
         return jaxpr.replace(eqns=equations)
+
+    def _name(self, jaxpr: Any, names: Sequence[str]) -> None:
+        """Notes which variables of a jaxpr are its arguments, or parts of them."""
+        if len(names) == len(jaxpr.invars):
+            self._names.update((v, n) for v, n in zip(jaxpr.invars, names, strict=True) if n)
+        for equation in jaxpr.eqns:
+            if equation.primitive.name in _PARTS and (name := self._named(equation.invars[0])):
+                self._names[equation.outvars[0]] = name
+
+    def _named(self, variable: Any) -> str:
+        """The argument that a variable is, or is a part of; empty if it is none."""
+        literal = isinstance(variable, jax.extend.core.Literal)
+        return "" if literal else self._names.get(variable, "")
+
+    def _layers(self, jaxpr: Any) -> dict[int, tuple[int, list[str]]]:
+        """The repeated layers of a jaxpr: by where one begins, where it ends, and its inputs.
+
+        What seems to be a layer, but is none, is noted in the trace.
+        """
+        equations = jaxpr.eqns
+        runs = _runs(equations)
+        layers: dict[int, tuple[int, list[str]]] = {}
+        for run in runs:
+            names = [
+                [self._named(v) for v in _inputs(equations[at : at + run.period])]
+                for at in run.starts
+            ]
+            alike = len({len(each) for each in names}) == 1
+            labels = [_common(each) for each in zip(*names, strict=True)] if alike else []
+            labels = [label or f"input{number}" for number, label in enumerate(labels)]
+            layers.update({at: (at + run.period, labels) for at in run.starts})
+        for run in _runs(equations, effects=True) if any(e.effects for e in equations) else ():
+            for at in run.starts:
+                part = equations[at : at + run.period]
+                if any(e.effects for e in part):
+                    text = f"{_layer_name(part)} has side effects ({effect_text(part)})"
+                    self._trace.remark(text)
+        for run, place in _left_over(equations, runs):
+            name = _layer_name(equations[run.start : run.start + run.period])
+            self._trace.remark(
+                f"{source_text(equations[place])} has the equations of {name}, but is in none of "
+                f"its {run.count} runs; use toast.checkpoint around layers to include it"
+            )
+        return layers
 
     def _marked(self, equation: Any, inner: Any, runs: int, *, looped: bool) -> list[Any]:
         """The equations for one of ``jax.checkpoint``.
@@ -178,8 +231,13 @@ class _BlockSearch:
             )  # fmt: skip
         if length < 2:
             return [equation]
+        names = [*map(self._named, equation.invars)]
+        labels = [
+            own or name or f"input{number}"
+            for number, (own, name) in enumerate(zip(_own_names(body), names, strict=True))
+        ]
         found = policed(
-            self._trace, equation.params["jaxpr"], _name(body), _argument_names(body),
+            self._trace, equation.params["jaxpr"], _name(body), labels,
             prevent_cse=not looped, origin="scan", runs=runs * length,
         )  # fmt: skip
         if found is None:
@@ -205,26 +263,25 @@ class _BlockSearch:
         inside = sorted(end for end in ends if 0 <= end <= length)
         return [b - a for a, b in itertools.pairwise(inside)]
 
-    def _layer(self, jaxpr: Any, equations: list[Any], used: collections.Counter[int]) -> list[Any]:
-        """The equations of a layer, under the policy."""
-        mine = {id(v) for e in equations for v in e.outvars}
+    def _layer(
+        self,
+        jaxpr: Any,
+        equations: list[Any],
+        labels: Sequence[str],
+        used: collections.Counter[int],
+    ) -> list[Any]:
+        """The equations of a layer, whose inputs have labels, under the policy."""
         inside = collections.Counter(id(v) for e in equations for v in e.invars)
-        free: dict[int, Any] = {}
-        for equation in equations:
-            for variable in equation.invars:
-                if not isinstance(variable, jax.extend.core.Literal) and id(variable) not in mine:
-                    free.setdefault(id(variable), variable)
-        inputs = [*free.values()]
+        inputs = _inputs(equations)
         outputs = [
             v for e in equations for v in e.outvars if used[id(v)] > inside[id(v)]
         ]  # fmt: skip
         part = jaxpr.replace(
-            constvars=[], invars=inputs, outvars=outputs, eqns=equations,
+            constvars=[], invars=inputs, outvars=outputs, eqns=equations, effects=set(),
             debug_info=jaxpr.debug_info._replace(
                 arg_names=("",) * len(inputs), result_paths=("",) * len(outputs)
             ),
         )  # fmt: skip
-        labels = [f"input{number}" for number in range(len(inputs))]
         found = policed(
             self._trace, closed_jaxpr(part), _layer_name(equations), labels, prevent_cse=True,
             origin="repeated",
@@ -247,31 +304,62 @@ def _is_loop(length: int, unroll: int) -> bool:
 #: Fewer equations are no layer.
 _SMALLEST_LAYER = 4
 
+#: Operations whose result is an argument, or a part of it.
+_PARTS = frozenset({
+    "convert_element_type", "copy", "dynamic_slice", "reduce_precision", "reshape", "slice",
+    "squeeze", "transpose",
+})  # fmt: skip
+
 #: So many products of a layer may be alike, and so many distances between such ones are tried.
 _MOST_ALIKE, _MOST_PERIODS = 16, 200
 
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """Consecutive equal parts of a list: ``count`` of ``period`` elements from ``start``."""
+    """Consecutive equal parts of a list: as many of ``period`` elements as fit in ``length``.
+
+    What is left over at the end is equal to the beginning of a part.
+    """
 
     start: int
     period: int
-    count: int
+    length: int
+
+    @property
+    def count(self) -> int:
+        return self.length // self.period
 
     @property
     def end(self) -> int:
         return self.start + self.period * self.count
 
+    @property
+    def starts(self) -> range:
+        return range(self.start, self.end, self.period)
 
-def _layers(equations: Sequence[Any]) -> list[tuple[int, int]]:
-    """The layers among equations: from where to where, in order."""
+
+def _tokens(
+    equations: Sequence[Any], *, effects: bool
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Numbers of equations, equal for equal ones, and which equations are heavy.
+
+    Equations that cannot be part of a layer are equal to nothing; with ``effects``, those with side
+    effects are treated as if they could.
+    """
     numbers: dict[Any, int] = {}
     tokens = np.array([numbers.setdefault(_token(e), len(numbers)) for e in equations], np.int64)
     heavy = np.array([_is_heavy(e) for e in equations], bool)
-    blocked = np.array([_is_blocked(e) for e in equations], bool)
-    tokens[blocked] = -1 - np.arange(len(tokens))[blocked]  # equal to nothing
-    layers: list[tuple[int, int]] = []
+    blocked = np.array(
+        [_is_decided(e) or (bool(e.effects) and not effects) for e in equations], bool
+    )
+    tokens[blocked] = -1 - np.arange(len(tokens))[blocked]
+    return tokens, heavy
+
+
+def _runs(equations: Sequence[Any], *, effects: bool = False) -> list[_Run]:
+    """The repeated layers among equations, in order."""
+    tokens, heavy = _tokens(equations, effects=effects)
+    runs: list[_Run] = []
     waiting = [(0, len(equations))]
     while waiting:
         first, last = waiting.pop()
@@ -279,9 +367,45 @@ def _layers(equations: Sequence[Any]) -> list[tuple[int, int]]:
         if run is None:
             continue
         run = _best_cut(equations, dataclasses.replace(run, start=run.start + first))
-        layers += [(at, at + run.period) for at in range(run.start, run.end, run.period)]
+        runs.append(run)
         waiting += [(first, run.start), (run.end, last)]
-    return sorted(layers)
+    return sorted(runs, key=lambda run: run.start)
+
+
+def _left_over(equations: Sequence[Any], runs: Sequence[_Run]) -> Iterator[tuple[_Run, int]]:
+    """Runs with the first product next to them that seems to be that of one more layer.
+
+    The equations before the run or after it include those of a layer; or of half of one, if the
+    layer of the run is two equal ones.
+    """
+    if not runs:
+        return
+    tokens, heavy = _tokens(equations, effects=True)
+    ends = [0, *(run.end for run in runs)]
+    starts = [*(run.start for run in runs), len(equations)]
+    gaps = [range(first, last) for first, last in zip(ends, starts, strict=True)]
+    known: set[int] = set()
+    for run, before, after in zip(runs, gaps, gaps[1:], strict=False):
+        half = run.period // 2
+        first, second = (tokens[at : at + half] for at in (run.start, run.start + half))
+        size = half if run.period == 2 * half and (first == second).all() else run.period
+        needed = collections.Counter(tokens[run.start : run.start + size].tolist())
+        for gap in (before, after):
+            present = collections.Counter(tokens[gap.start : gap.stop].tolist())
+            if needed <= present and gap.start not in known:
+                known.add(gap.start)
+                yield run, next(n for n in gap if heavy[n] and tokens[n] in needed)
+
+
+def _inputs(equations: Sequence[Any]) -> list[Any]:
+    """The variables that equations use and do not define, in order."""
+    mine = {id(v) for e in equations for v in e.outvars}
+    free: dict[int, Any] = {}
+    for equation in equations:
+        for variable in equation.invars:
+            if not isinstance(variable, jax.extend.core.Literal) and id(variable) not in mine:
+                free.setdefault(id(variable), variable)
+    return [*free.values()]
 
 
 def _longest_run(tokens: npt.NDArray[np.int64], heavy: npt.NDArray[np.bool_]) -> _Run | None:
@@ -297,7 +421,7 @@ def _longest_run(tokens: npt.NDArray[np.int64], heavy: npt.NDArray[np.bool_]) ->
             count = (end - start) // period + 1
             if count < 2 or not heavy[start : start + period].any():
                 continue
-            run = _Run(start, period, count)
+            run = _Run(start, period, end - start + period)
             if best is None or run.period * run.count > 1.1 * best.period * best.count:
                 best = run
     return best
@@ -321,7 +445,10 @@ def _periods(places: Iterable[Sequence[int]]) -> set[int]:
 
 
 def _best_cut(equations: Sequence[Any], run: _Run) -> _Run:
-    """The run, shifted so that the fewest bytes pass from one part to the next."""
+    """The run, shifted so that the fewest bytes pass from one part to the next.
+
+    What was left over at its end may be part of its last layer then.
+    """
     last_use: dict[int, int] = {}
     for place, equation in enumerate(equations):
         for variable in equation.invars:
@@ -337,10 +464,8 @@ def _best_cut(equations: Sequence[Any], run: _Run) -> _Run:
 
     # The second cut: values from before the first part cross every one.
     shift = min(range(run.period), key=lambda shift: crossing(run.start + run.period + shift))
-    if shift == 0:
-        return run
-    count = run.count - 1
-    return run if count < 2 else _Run(run.start + shift, run.period, count)
+    shifted = _Run(run.start + shift, run.period, run.length - shift)
+    return run if shifted.count < 2 else shifted
 
 
 def _token(equation: Any) -> Any:
@@ -370,11 +495,10 @@ def _is_heavy(equation: Any) -> bool:
     return inner is not None and any(map(_is_heavy, inner.eqns))
 
 
-def _is_blocked(equation: Any) -> bool:
-    """Whether an equation cannot be part of a layer."""
+def _is_decided(equation: Any) -> bool:
+    """Whether an equation is a ``jax.checkpoint``, or has one inside."""
     inner = inner_jaxpr(equation)
-    decided = equation.primitive.name in REMATS or (inner is not None and any(_remats(inner)))
-    return decided or bool(equation.effects)
+    return equation.primitive.name in REMATS or (inner is not None and any(_remats(inner)))
 
 
 def _remats(jaxpr: Any) -> Iterator[tuple[Any, int]]:
@@ -428,11 +552,26 @@ def _place(jaxpr: Any) -> str:
     return f"{name} at {path.rpartition('/')[2]}" if path else name
 
 
-def _argument_names(jaxpr: Any) -> list[str]:
+def _own_names(jaxpr: Any) -> list[str]:
+    """The names that the function of a jaxpr has for its arguments; empty where it has none."""
     names = [str(name or "") for name in getattr(jaxpr.debug_info, "arg_names", None) or ()]
     missing = len(jaxpr.invars) - len(names)
-    names = [""] * missing + names if missing >= 0 else names[-len(jaxpr.invars) :]
-    return [name or f"input{number}" for number, name in enumerate(names)]
+    return [""] * missing + names if missing >= 0 else names[-len(jaxpr.invars) :]
+
+
+def _common(names: Sequence[str]) -> str:
+    """What the names of an input of each layer have in common, ``*`` for numbers that differ.
+
+    >>> _common(["params[0]['wq']", "params[1]['wq']"])
+    "params[*]['wq']"
+    """
+    parts = [re.split(r"(\d+)", name) for name in names]
+    if not all(names) or len({len(each) for each in parts}) > 1:
+        return ""
+    found = [[*dict.fromkeys(each)] for each in zip(*parts, strict=True)]
+    if any(len(each) > 1 and n % 2 == 0 for n, each in enumerate(found)):
+        return ""
+    return "".join(each[0] if len(each) == 1 else "*" for each in found)
 
 
 def _layer_name(equations: Sequence[Any]) -> str:

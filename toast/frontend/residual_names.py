@@ -13,7 +13,7 @@ import linecache
 import math
 import pathlib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -158,7 +158,7 @@ def _residual_names(closed: Any, inputs: Sequence[str]) -> ResidualNames:
         is_last = last.get(_statement(equation)) == place
         chosen = own or _unique(_readable(equation, is_last), taken)
         (of_program if own else readable)[place] = chosen
-        at = found.setdefault(chosen, _NamedValues(_source(equation), bool(own)))
+        at = found.setdefault(chosen, _NamedValues(source_text(equation), bool(own)))
         at.variables.append(variable)
         at.places.append(place)
     kinds = _Kinds(closed.jaxpr)
@@ -544,7 +544,8 @@ def _readable(equation: Any, last: bool) -> str:
     return f"{function.strip('_') or 'lambda'}.{what}"
 
 
-def _source(equation: Any) -> str:
+def source_text(equation: Any) -> str:
+    """The place of an equation in the user's code: ``model.py:12 (layer)``; empty if unknown."""
     frame = _frame(equation)
     if frame is None:
         return ""
@@ -552,14 +553,14 @@ def _source(equation: Any) -> str:
     return f"{pathlib.PurePath(frame.file_name).name}:{frame.line_num} ({function})"
 
 
-def effect_text(jaxpr: Any) -> str:
-    """The operation of a jaxpr that has side effects, with its place in the user's code."""
-    for equation in jaxpr.eqns:
+def effect_text(equations: Iterable[Any]) -> str:
+    """The first of some equations that has side effects, with its place in the user's code."""
+    for equation in equations:
         if equation.effects:
             inner = inner_jaxpr(equation)
             if inner is not None:
-                return effect_text(inner)
-            source = _source(equation)
+                return effect_text(inner.eqns)
+            source = source_text(equation)
             return f"{equation.primitive.name}{' at ' * bool(source)}{source}"
     return "unknown"
 
@@ -569,7 +570,7 @@ def custom_gradient_text(jaxpr: Any) -> str:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "custom_vjp_call":
             function = _function_text(equation.params["call_jaxpr"])
-            return f"the custom gradient of {function or 'a function'} at {_source(equation)}"
+            return f"the custom gradient of {function or 'a function'} at {source_text(equation)}"
         inner = inner_jaxpr(equation)
         if inner is not None and (text := custom_gradient_text(inner)):
             return text

@@ -100,19 +100,20 @@ class GatheredCopies(Record):
         spent, copies = f"{time_text(self.seconds)} before overlap", size_text(self.bytes)
         names = ",".join(self.inputs)
         if self.again:
-            other = f"up to {copies} more would wait if its copies stayed: --why-not 'gathered="
+            other, choice = f"up to {copies} more would wait if its copies stayed", "gathered"
             done = f"the backward pass gathers it again ({spent})"
             done += ", as all loops do" if self.in_loop else ""
         elif self.once:
-            other = ""
+            other, choice = "", ""
             done = (
                 f"it is gathered once for all microbatches ({spent}), and the backward pass uses "
                 f"the same copies ({copies})"
             )
         else:
-            other = f"to gather it again would take about {spent}: --why-not 'keep="
+            other, choice = f"to gather it again would take about {spent}", "keep"
             done = f"the backward pass uses the copies of the forward pass ({copies})"
-        return f"{done}; {other}{names}'" if names else done
+        quote = '"' if "'" in names else "'"  # paths have quotes around keys
+        return f"{done}; {other}: --why-not {quote}{choice}={names}{quote}" if names else done
 
 
 @dataclasses.dataclass(frozen=True)
