@@ -36,16 +36,27 @@ def shared(weights: Any, x: Any) -> Any:
     return jnp.mean(x**2)
 
 
+def unmarked(weights: Any, x: Any) -> Any:
+    """Layers that nobody marked, whose inputs have the paths of arguments."""
+    for one in weights["layers"]:
+        x = jnp.tanh(x / jnp.sqrt(jnp.mean(x**2)) @ one["up"]) @ one["down"] + x
+    return jnp.mean(x**2)
+
+
 @functools.cache
 def plan(remat: str | None, of: Callable[..., Any] = loss, microbatches: int = 1) -> toast.Plan:
     """Sharded weights, which are gathered for their products."""
     weight = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
     stack = jax.ShapeDtypeStruct((3, 1024, 1024), jnp.float32)
-    weights: Any = {loss: [weight] * 3, scanned: stack, shared: weight}[of]
+    layers = [{"up": weight, "down": weight}] * 3
+    weights: Any = {
+        loss: [weight] * 3, scanned: stack, shared: weight, unmarked: {"layers": layers}
+    }[of]  # fmt: skip
     pins = {
         loss: {f"weights[{number}]": P("data") for number in range(3)},
         scanned: {"weights": P(None, "data")},
         shared: {"weights": P("data")},
+        unmarked: {"weights*": P("data")},
     }[of]
 
     def gradients(weights: Any, x: Any) -> Any:
@@ -68,6 +79,17 @@ def test_weights_are_gathered_again() -> None:
         "the backward pass gathers it again (23.5 us before overlap); up to 2 MiB more would wait "
         "if its copies stayed: --why-not 'gathered=w'"
     )
+
+
+def test_layers_that_nobody_marked_name_the_argument() -> None:
+    kept = plan("*: recompute=* gathered=*", unmarked)
+    found = kept.explain_argument("weights['layers'][1]['up']").gathered
+    assert found is not None
+    assert not found.again
+    # The weight "down" has the same type, but another path.
+    assert found.inputs == ("weights['layers'][*]['up']",)
+    # In double quotes, as the path has single ones.
+    assert found.text.endswith(""": --why-not "keep=weights['layers'][*]['up']\"""")
 
 
 def test_gathered_copies_stay() -> None:
