@@ -80,6 +80,14 @@ def test_large_products_reach_almost_the_rate_of_endless_ones(name):
     assert 1 < large < 1.05
 
 
+def test_products_read_large_float32_operands_again() -> None:
+    prices = ProductPrices(fast_bytes=128.0, reloading=0.4)
+    shares = prices.reloading_share(np.array([1.0, 16.0, 16 * 2**0.5, 32.0, 1e9]))
+    assert shares == pytest.approx([0, 0, 0.2, 0.4, 0.4])
+    assert ProductPrices(fast_bytes=128.0).reloading_share(np.ones(1)) == 0
+    assert ProductPrices(reloading=0.4).reloading_share(np.ones(1)) == 0, "no fast memory"
+
+
 def test_kernels_compute_store_and_move_at_once_but_not_wholly() -> None:
     prices = ProductPrices(results_per_s=100.0, window_bytes=20.0, order=3.0)
     one = np.ones(1)

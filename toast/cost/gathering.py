@@ -823,6 +823,7 @@ class _TensorRow(NamedTuple):
     argument_bytes: float = 0.0
     fetched: float = 0.0
     rounding: float = 0.0
+    wide: bool = False
 
 
 class _Slots:
@@ -898,10 +899,12 @@ class _Slots:
                     )
                 viewed = min(1.0, views[value] / program.repeats[int(ops[k])])
                 read_as = operand_types.get(program.kind(int(ops[k])), "")
-                rounds = bool(read_as) and type_.dtype == "f32"
+                rounds, narrow = bool(read_as) and type_.dtype == "f32", False
                 if 0 < viewed < 1 and rounds and (stored is None or stored[value] == 1):
+                    narrow = True
                     size *= element_bytes(read_as) / element_bytes("f32")
                 row = _TensorRow(place[k], slot, size, bool(side), viewed)
+                row = row._replace(wide=type_.dtype == "f32" and not narrow)
                 # In loops, copies of parts stay in fast memory.
                 source = int((parts if viewed == 1 else whole)[value])
                 if not side and value in rounded:

@@ -102,6 +102,7 @@ class ProductTensors(EntityTable):
     argument_bytes: Floats  # as they are in an argument that products round
     fetched: Floats  # share of its ops for which it may be an argument in fast memory
     rounding: Floats  # bytes that kernels before it access to round the argument, if they do
+    wide: Bools  # whether its kernel reads or writes float32 elements
     sizes: Ints  # [rows, R] elements of images along each dimension, 1 for other tensors
     tiled: Bools  # [rows, R] the dimensions in tiles of images, none for other tensors
 

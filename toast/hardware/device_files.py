@@ -75,6 +75,7 @@ class TileTable(_Table, frozen=True, kw_only=True):
     k: Count
     results_per_s: UnitElementsPerS | None = None
     weights_per_s: UnitElementsPerS | None = None
+    reloading: Annotated[float, Meta(ge=0, le=10, title="a share, for example 0.4")] = 0.0
     window_bytes: Annotated[float, Meta(ge=0, le=10**9, title="bytes, for example 2e6")] = 0.0
     memory: Fraction | None = None
 
@@ -403,6 +404,7 @@ def _products(file: DeviceFile) -> ProductPrices:
     if (tile := file.tile) is not None:
         prices = ProductPrices(
             tiles=((tile.m, tile.n),), depth=tile.k, window_bytes=tile.window_bytes,
+            reloading=tile.reloading,
             fast_bytes=file.memory.fast_bytes or 0.0,
             weights_per_s=tile.weights_per_s or math.inf,
             memory_share=(tile.memory or file.efficiency.memory) / file.efficiency.memory,

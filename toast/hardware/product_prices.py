@@ -25,6 +25,9 @@ _ROOM = (0.25, 0.75)
 #: The same for an array that each kernel of a loop reads: one of 98 of 128 MiB was there.
 _ROOM_OFTEN = (0.75, 1.0)
 
+#: The same for the smaller one of two float32 operands, which kernels read again if it is not.
+_RELOADED = (0.125, 0.25)
+
 #: Time of a result that stays in the fast memory, over that of one that is moved.
 _STORED_FAST = 0.25
 
@@ -52,6 +55,9 @@ class ProductPrices:
     weights_per_s: float = math.inf
     #: Bytes that a kernel moves before it begins to compute, and after it ends.
     window_bytes: float = 0.0
+    #: The share of its time that a product takes longer if it reads two large float32 operands:
+    #: neither stays in fast memory, and the kernel reads parts of both again.
+    reloading: float = 0.0
     #: Kernels compute, store results and move bytes at once, but not wholly: their time is the norm
     #: of this order of the three times.
     order: float = math.inf
@@ -130,6 +136,19 @@ class ProductPrices:
             return size
         least, most = (share * self.fast_bytes for share in (_ROOM_OFTEN if often else _ROOM))
         return np.asarray(size * np.clip((size - least) / (most - least), 0.0, 1.0))
+
+    def reloading_share(self, smaller: Floats) -> Floats:
+        """The share that a product of float32 operands takes longer: ``[...]``.
+
+        ``smaller`` are the bytes of its smaller operand, for one product of a batch.
+        """
+        if not (self.fast_bytes and self.reloading):
+            return np.zeros_like(smaller)
+        least, most = (share * self.fast_bytes for share in _RELOADED)
+        known = np.maximum(smaller, least)
+        return np.asarray(
+            self.reloading * np.minimum(np.log2(known / least) / np.log2(most / least), 1.0)
+        )
 
     def moved_results(self, results: Floats, away: Floats) -> Floats:
         """Elements of results that take as long as ``results``, of which a share moves ``away``."""
