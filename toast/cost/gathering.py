@@ -903,8 +903,8 @@ class _Slots:
                 if 0 < viewed < 1 and rounds and (stored is None or stored[value] == 1):
                     narrow = True
                     size *= element_bytes(read_as) / element_bytes("f32")
-                row = _TensorRow(place[k], slot, size, bool(side), viewed)
-                row = row._replace(wide=type_.dtype == "f32" and not narrow)
+                wide = type_.dtype == "f32" and not narrow
+                row = _TensorRow(place[k], slot, size, bool(side), viewed, wide=wide)
                 # In loops, copies of parts stay in fast memory.
                 source = int((parts if viewed == 1 else whole)[value])
                 if not side and value in rounded:

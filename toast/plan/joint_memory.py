@@ -110,6 +110,7 @@ class _TimedPlans:
             self._spent.update(plan.seconds)
 
 
+@older_objects_stay()
 def joint_plan(
     plan_with: PlanWith,
     progress: Callable[[Any], None] | None = None,
@@ -126,14 +127,6 @@ def joint_plan(
     :raises toast.errors.SearchError: if no plan is within the limit of the user.
     :raises toast.errors.TargetError: if the program has nothing to recompute.
     """
-    with older_objects_stay():
-        return _joint_plan(plan_with, progress, may_cut_batch=may_cut_batch)
-
-
-def _joint_plan(
-    plan_with: PlanWith, progress: Callable[[Any], None] | None, *, may_cut_batch: bool
-) -> Plan:
-    """:func:`joint_plan`."""
     begin = time.perf_counter()
     plan_with = clock = _TimedPlans(plan_with)
     searches = [_JointSearch(plan_with, progress, None)]

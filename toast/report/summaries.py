@@ -264,10 +264,10 @@ def _prediction(plan: Plan) -> TextTable:
         ratio = multiple(after.step_seconds / plan.bound_seconds)
         bound = f"{time_text(plan.bound_seconds)}; plan: {ratio}"
         table.add_row("lower bound (roofline, no collectives)", "", bound)
-    if 0 < (plan.policies_bound_seconds or 0.0) < math.inf:
-        assert plan.policies_bound_seconds is not None
-        ratio = multiple(after.step_seconds / plan.policies_bound_seconds)
-        bound = f"{time_text(plan.policies_bound_seconds)}; plan: {ratio}"
+    over_policies = plan.policies_bound_seconds or 0.0
+    if 0 < over_policies < math.inf:
+        ratio = multiple(after.step_seconds / over_policies)
+        bound = f"{time_text(over_policies)}; plan: {ratio}"
         table.add_row("  of every memory policy", "", bound)
     return table
 

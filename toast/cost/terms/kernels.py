@@ -140,11 +140,13 @@ class ProductWork(LocalTerm):
         stored = hardware.products.moved_results(stored, away)
         stored = np.where(on_images, of_images * count, stored)
         seconds = hardware.products.kernel_seconds(flops, stored, moved, count, memory)
-        reads_wide = np.logical_and.reduceat(t.tensors.wide | t.tensors.result, first)
-        reads_wide = reads_wide & on_unit & ~t.products.of_images
-        smaller = np.minimum.reduceat(np.where(t.tensors.result, np.inf, tensors), first, axis=1)
-        again = hardware.products.reloading_share(smaller / size[..., 3])
-        seconds = seconds + np.where(reads_wide, flops * again, 0.0)
+        if hardware.products.reloading:
+            wide = np.logical_and.reduceat(t.tensors.wide | t.tensors.result, first)
+            wide = wide & on_unit & ~t.products.of_images
+            operands = np.where(t.tensors.result, np.inf, tensors)
+            smaller = np.minimum.reduceat(operands, first, axis=1) / size[..., 3]
+            again = hardware.products.reloading_share(smaller)
+            seconds = seconds + np.where(wide, flops * again, 0.0)
         if hardware.counts_fetches:
             fetched = np.add.reduceat(fetching, first, axis=1) * count
             seconds = np.maximum(seconds, (moved + fetched) / memory)
