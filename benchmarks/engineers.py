@@ -4,9 +4,7 @@ The programs follow public code of each kind: plain JAX with optax, dropout and 
 batches that are dicts, shapes that nothing divides.  Layers are few, so that XLA's TPU compiler
 ends soon; widths are those of real models.  Each program has a mesh, a device and one plan as its
 authors would write it.  Programs with even numbers are open, those with odd ones held out.
-
-    >>> len(PROGRAMS), program(1).words[0]
-    (16, 'ResNet')
+``engineers_later.py`` has more, and the list of all.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from grammar import ENGINEERS, Stranger, shape
+from grammar import shape
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
@@ -44,16 +42,6 @@ class Program:
     expert: str
     #: The plan, as a strategy of :func:`toast.evaluation.baselines.manual_states`.
     plan: Callable[[Model], Steps]
-
-
-def program(number: int) -> Stranger:
-    """The program of a number."""
-    chosen = PROGRAMS[number]
-    model = chosen.build()
-    return Stranger(
-        ENGINEERS + number, model, {chosen.expert: chosen.plan(model)},
-        chosen.hardware, chosen.mesh, chosen.words,
-    )  # fmt: skip
 
 
 # -- plans -----------------------------------------------------------------------------------------
@@ -145,11 +133,13 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.mean(loss)
 
 
-def conv(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: Any = "SAME") -> jax.Array:
+def conv(
+    x: jax.Array, kernel: jax.Array, stride: int = 1, padding: Any = "SAME", groups: int = 1
+) -> jax.Array:
     """A convolution in two dimensions, channels last."""
     return jax.lax.conv_general_dilated(
         x, kernel.astype(x.dtype), (stride, stride), padding,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups,
     )  # fmt: skip
 
 
@@ -1043,14 +1033,15 @@ def gemma2() -> Model:
     return trained("gemma2", loss, params, optimizer, tokens)
 
 
-def _in_layers(*places: tuple[str, int]) -> list[tuple[str, int]]:
+def in_layers(*places: tuple[str, int]) -> list[tuple[str, int]]:
+    """Dimensions of the weights of stacked layers."""
     return [(f"params['layers']*{name}", at) for name, at in places]
 
 
 _TOKENS = ("batch['tokens']", "batch['targets']")
 
-#: The programs: open and held-out ones in turn.
-PROGRAMS: tuple[Program, ...] = (
+#: The first programs: open and held-out ones in turn.
+FIRST: tuple[Program, ...] = (
     Program(
         ("GPT-2", "dropout", "checkpoint", "AdamW"), gpt2, "tpu-v5e", "data=4,model=4", "Megatron",
         split(("tokens", "targets"), [
@@ -1086,7 +1077,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         ("experts", "capacity", "scanned", "checkpoint", "AdamW"), experts, "tpu-v6e",
         "data=2,model=4", "expert parallel",
-        split(_TOKENS, _in_layers(("['up']", 1), ("['down']", 1))),
+        split(_TOKENS, in_layers(("['up']", 1), ("['down']", 1))),
     ),
     Program(
         ("DLRM", "tables", "Adagrad"), dlrm, "tpu-v5e", "data=16", "tables by rows",
@@ -1117,7 +1108,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         ("prefill", "int8", "caches"), prefill, "tpu-v6e", "data=2,model=4", "tensor parallel",
         split(("tokens", "lengths", "cache*"), [
-            *_in_layers(
+            *in_layers(
                 ("['wq']*", -1), ("['wk']*", -1), ("['wv']*", -1), ("['wo']['int8']", 0),
                 ("['gate']*", -1), ("['up']*", -1), ("['down']['int8']", 0),
             ),
@@ -1126,7 +1117,7 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         ("decode", "scanned", "caches"), decode, "tpu-v6e", "data=4,model=4", "tensor parallel",
-        split(("tokens", "positions"), _in_layers(
+        split(("tokens", "positions"), in_layers(
             ("['wq']", -1), ("['wk']", -1), ("['wv']", -1), ("['wo']", 1), ("['gate']", -1),
             ("['up']", -1), ("['down']", 1),
         ) + [("params['head']", -1)]),

@@ -48,10 +48,11 @@ def test_programs_can_be_traced_and_experts_find_their_arguments(seed: int) -> N
     assert all(stranger.strategies.values())
 
 
-@pytest.mark.parametrize("number", range(16))
+@pytest.mark.parametrize("number", range(24))
 def test_programs_of_engineers_can_be_traced_and_experts_find_their_arguments(number: int) -> None:
     pytest.importorskip("optax")
     loaded("engineers")
+    loaded("engineers_later")
     stranger = strangers.program_of(grammar.ENGINEERS + number)
     assert stranger.seed == grammar.ENGINEERS + number
     model = stranger.model
