@@ -629,7 +629,7 @@ PROGRAMS: tuple[Program, ...] = (
         ]),
     ),
     Program(
-        ("DeepSeek", "latent attention", "sorted experts", "checkpoint", "AdamW"), latent_experts,
+        ("DeepSeek", "latent attention", "ragged experts", "checkpoint", "AdamW"), latent_experts,
         "tpu-v6e", "data=4,model=4", "FSDP", fsdp(*_TOKENS),
     ),
     Program(

@@ -1,6 +1,7 @@
 """Times of single kernels: the estimates of XLA's TPU compiler, and TOAST's predictions.
 
-    python benchmarks/tpu_kernels.py [--hardware tpu-v5e,tpu-v6e] [--fit | --convolutions]
+    python benchmarks/tpu_kernels.py [--hardware tpu-v5e,tpu-v6e]
+        [--fit | --convolutions [whole | depthwise | groups]]
 
 For each kind of TPU, libtpu compiles one module with independent kernels, without a TPU, in some
 minutes.  It estimates the cycles of every kernel; named scopes tell which is which.  The script
@@ -14,8 +15,9 @@ prints keys of the hardware file and the errors of both halves; the other half i
   of them.  The sizes of ``drawn`` are random, and the files do not know them.
 * ``efficiency.matmul`` of v6e is not the fitted one.  It is 0.67, fitted to published steps
   (docs/fidelity.md), and stands for what slows whole steps below the compiler's estimates.
-* ``--convolutions`` compiles random convolutions of images and their gradients instead.  Copies
-  that change layouts before and after them do not count.
+* ``--convolutions`` compiles random convolutions of images and their gradients instead, of all
+  features, of each one, or of groups.  Copies that change layouts before and after them do not
+  count.
 * XLA moves some operands into fast memory beside earlier kernels.  The time of their kernel lacks
   the move: they have a row of their own, and the fit leaves out the bytes of such operands.
 * The compiler's estimates of kernels of one op are longer than those of fusions.  Programs have few
@@ -121,12 +123,17 @@ def drawn(number: int = 48, seed: int = 0) -> Iterator[Kernel]:
 
 def convolved(images: jax.Array, kernel: jax.Array) -> jax.Array:
     return jax.lax.conv_general_dilated(
-        images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+        images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=images.shape[-1] // kernel.shape[-2],
+    )  # fmt: skip
 
 
-def convolutions(number: int = 24, seed: int = 0) -> Iterator[Kernel]:
-    """Random convolutions with windows of 3x3, and the gradients of their images and kernels."""
+def convolutions(form: str = "whole", number: int = 24, seed: int = 0) -> Iterator[Kernel]:
+    """Random convolutions, and the gradients of their images and kernels.
+
+    Each result sums over all features (``whole``) of windows of 3x3, over one feature
+    (``depthwise``) or over those of a group (``groups``) of windows of 3x3 to 7x7.
+    """
     random = np.random.default_rng(seed)
     while number:
         images, pixels = int(random.integers(8, 256)), int(random.choice([14, 28, 32, 56, 64]))
@@ -135,16 +142,22 @@ def convolutions(number: int = 24, seed: int = 0) -> Iterator[Kernel]:
             str(random.choice(["bfloat16", "float32"])),
             features * int(random.integers(1, 3)),
         )
+        group, window = features, 3
+        if form != "whole":
+            group = 1 if form == "depthwise" else int(random.choice([8, 16, 32]))
+            window, out = int(random.choice([3, 5, 7])), features
         if not 2**20 < images * pixels**2 * out < 2**26:
             continue
         number -= 1
         before, after, kernel = (
             jax.ShapeDtypeStruct(shape, dtype) for shape in (
                 (images, pixels, pixels, features), (images, pixels, pixels, out),
-                (3, 3, features, out),
+                (window, window, group, out),
             )
         )  # fmt: skip
         name = f"{images}x{pixels}x{pixels}x{features} to {out}, {dtype}"
+        if form != "whole":
+            name += f", {window}x{window}, groups of {group}"
         yield Kernel("convolution", name, convolved, (before, kernel))
 
         def of_images(g: Any, k: Any, x: Any = before) -> Any:
@@ -325,9 +338,12 @@ def main() -> None:
     parser.add_argument("--folder", default="~/.cache/toast/kernels", help="of compiled modules")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--fit", action="store_true", help="fit the figures of hardware files")
-    form.add_argument("--convolutions", action="store_true", help="compile convolutions instead")
+    form.add_argument(
+        "--convolutions", nargs="?", const="whole", choices=["whole", "depthwise", "groups"],
+        help="compile convolutions instead",
+    )  # fmt: skip
     options = parser.parse_args()
-    every = [*convolutions()] if options.convolutions else all_kernels()
+    every = [*convolutions(options.convolutions)] if options.convolutions else all_kernels()
     folder = pathlib.Path(options.folder).expanduser()
     spaces = [Space(toast.analyze(k.function, *k.arguments, platform="tpu"), MESH) for k in every]
     for hardware in map(load, steps(options.hardware.split(","))):

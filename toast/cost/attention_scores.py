@@ -63,6 +63,9 @@ _IN_PRODUCT = 1
 #: The longest rows of which the kernel of the product also adds up the exponentials.
 _LONGEST = 3072
 
+#: Ops that move or repeat elements.
+_REPEATING = MOVING | {"broadcast_in_dim"}
+
 #: Ops that move or scale elements.
 _SCALING = frozenset({"multiply", "reshape", "transpose"})
 
@@ -123,8 +126,9 @@ def sums_in_products(program: Program, live: Liveness) -> list[int]:
 
     It computes them with the maximum if the exponentials are those of the very values that it
     reduces, the rows are short, and each query has a key of its own.  If a transpose is between
-    the maximum and the exponentials, as in ``jax.nn.dot_product_attention``, or the keys are
-    repeated for several queries, another kernel adds.
+    the maximum and the exponentials, as in ``jax.nn.dot_product_attention``, the keys are
+    repeated for several queries, or the maximum is that of all blocks of keys up to this one,
+    which a loop carries, another kernel adds.
     """
     sums: list[int] = []
     for number, op in enumerate(program.ops):
@@ -138,7 +142,9 @@ def sums_in_products(program: Program, live: Liveness) -> list[int]:
         short = program.values[summed].type.shape[-1:] <= (_LONGEST,)
         reduced = any(program.kinds[user] == "reduce" for user in program.users[scores])
         operands = program.ops[program.makers[product]].operands
-        if short and reduced and not any(_is_repeated(program, value) for value in operands):
+        if not short or not reduced or _is_of_blocks(program, program.makers[summed]):
+            continue
+        if not any(_is_repeated(program, value) for value in operands):
             sums.append(number)
     return sums
 
@@ -178,6 +184,23 @@ def _is_repeated(program: Program, value: int) -> bool:
     """Whether heads are repeated for an operand of a product."""
     maker = op_before(program, program.makers[value], MOVING | {"reduce_precision"})
     return program.kinds[maker] == "broadcast_in_dim"
+
+
+def _is_of_blocks(program: Program, exponential: int) -> bool:
+    """Whether an exponential subtracts a maximum that a loop over blocks of keys carries."""
+    difference = program.ops[program.makers[program.ops[exponential].operands[0]]]
+    most = op_before(program, program.makers[difference.operands[1]], _REPEATING)
+    return program.kinds[most] == "maximum" and any(
+        _is_carried(program, value) for value in program.ops[most].operands
+    )
+
+
+def _is_carried(program: Program, value: int) -> bool:
+    """Whether a loop carries a value, before barriers and what moves or repeats it."""
+    while program.kinds[maker := program.makers[value]] in _REPEATING | {"optimization_barrier"}:
+        op = program.ops[maker]
+        value = op.operands[op.results.index(value) if len(op.results) > 1 else 0]
+    return program.kinds[maker] == "carry"
 
 
 def _levels(program: Program, ops: Collection[int]) -> int:

@@ -1233,6 +1233,7 @@ def _products(
     image_factor, feature_factor = np.full((2, len(products)), -1, dtype=np.int64)
     features = np.zeros_like(images)
     back, of_images, sums_images, keeps = np.zeros((4, len(products)), dtype=bool)
+    grouped, depthwise, of_grouped = np.zeros((3, len(products)), dtype=bool)
     padding = np.ones(len(products))
     for row, k in enumerate(products.tolist()):
         number = analysis.names.signature[representative[k]]
@@ -1280,15 +1281,19 @@ def _products(
             feature = int(str(signature.attribute("input_feature_dimension")))
             of_images[row] = len(signature.operands[0].shape) > _SEQUENCE
             sums_images[row] = of_images[row] and dim == feature
-            ungrouped = signature.attribute("feature_group_count") in (None, 1)
-            if of_images[row] and dim != feature and ungrouped:
+            groups_of_features = _groups(signature)
+            grouped[row] = groups_of_features > 1
+            depthwise[row] = grouped[row] and groups_of_features == _features(signature)
+            of_grouped[row] = grouped[row] and dim == feature
+            if of_images[row] and dim != feature and not grouped[row]:
                 features[row] = signature.operands[0].shape[feature]
                 if len(own := rule.operands[0][feature]) == 1:
                     feature_factor[row] = own[0]
                 back[row] = _is_reversed(analysis.program, representative[k])
     return Products(
         products, sizes, groups, vector, tile, tile_factor, images, image_factor,
-        features, feature_factor, back, of_images, sums_images, keeps,
+        features, feature_factor, back, of_images, sums_images, grouped, depthwise, of_grouped,
+        keeps,
         np.array([
             analysis.program.ops[representative[k]].results[0] in wide for k in products.tolist()
         ], dtype=bool),
@@ -1342,6 +1347,22 @@ def _sums_images(signature: Signature) -> bool:
     return signature.kind == "convolution" and _image_dimension(signature) == int(
         str(signature.attribute("input_feature_dimension"))
     )
+
+
+def _groups(signature: Signature) -> int:
+    """Groups of features of a convolution, or of the one whose gradient it is; 1 for none."""
+    counts = ("feature_group_count", "batch_group_count")
+    return max(int(str(signature.attribute(name) or 1)) for name in counts)
+
+
+def _features(signature: Signature) -> int:
+    """Features of the images of a convolution in groups, or of the one whose gradient it is.
+
+    The gradient of a kernel has the features where others have their batch.
+    """
+    of_batch = int(str(signature.attribute("batch_group_count") or 1)) > 1
+    name = "input_batch_dimension" if of_batch else "input_feature_dimension"
+    return signature.operands[0].shape[int(str(signature.attribute(name)))]
 
 
 def _is_reversed(program: Program, op: int) -> bool:

@@ -80,6 +80,9 @@ class Products(EntityTable):
     reversed: Bools  # whether the kernel is reversed, as for the gradient of images
     of_images: Bools  # a convolution along two dimensions or more
     sums_images: Bools  # such a one that sums over images: the gradient of a kernel
+    grouped: Bools  # a convolution whose features are in groups, or a gradient of it
+    depthwise: Bools  # such a one whose groups have one feature
+    of_grouped: Bools  # the gradient of the kernel of such a one
     keeps: Bools  # whether it is in a loop in which its larger operand does not change
     wide: Bools  # :func:`toast.cost.liveness.written_wide`
     padding: Floats  # bytes of the result in tiles over those without, if it has attention's scores

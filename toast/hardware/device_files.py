@@ -75,6 +75,8 @@ class TileTable(_Table, frozen=True, kw_only=True):
     k: Count
     results_per_s: UnitElementsPerS | None = None
     weights_per_s: UnitElementsPerS | None = None
+    depthwise_per_s: UnitElementsPerS | None = None
+    depthwise_sums_per_s: UnitElementsPerS | None = None
     reloading: Annotated[float, Meta(ge=0, le=10, title="a share, for example 0.4")] = 0.0
     window_bytes: Annotated[float, Meta(ge=0, le=10**9, title="bytes, for example 2e6")] = 0.0
     memory: Fraction | None = None
@@ -407,6 +409,8 @@ def _products(file: DeviceFile) -> ProductPrices:
             reloading=tile.reloading,
             fast_bytes=file.memory.fast_bytes or 0.0,
             weights_per_s=tile.weights_per_s or math.inf,
+            depthwise_per_s=tile.depthwise_per_s or 0.0,
+            depthwise_sums_per_s=tile.depthwise_sums_per_s or tile.depthwise_per_s or 0.0,
             memory_share=(tile.memory or file.efficiency.memory) / file.efficiency.memory,
         )  # fmt: skip
         if tile.results_per_s is None:

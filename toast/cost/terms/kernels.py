@@ -108,6 +108,8 @@ class ProductWork(LocalTerm):
             sums = (t.ops.flops / 2 * t.ops.count)[op_class] / rate
             sums = sums / shards * self.tile_share(layout, held)
             flops = np.where(vector, sums, flops)
+        if hardware.products.depthwise_per_s:
+            flops = self._depthwise_seconds(layout, size, flops)
         dims = slot_dims(t, layout.held, t.tensors.slot)
         tensors = t.tensors.bytes / layout.devices[axes_of(dims >= 0)]
         tensors = tensors * self._image_padding(layout, dims)
@@ -136,9 +138,11 @@ class ProductWork(LocalTerm):
         on_unit = summed & ~vector
         on_images, of_images = self._image_elements(layout, tensors, first)
         stored = size[..., 0] * size[..., 1] * size[..., 3] * (count * on_unit)
+        of_groups = stored * self._group_padding(layout, held, size)
         stored = stored * t.products.padding * np.where(t.products.wide, _UNPACKED, 1.0)
         stored = hardware.products.moved_results(stored, away)
         stored = np.where(on_images, of_images * count, stored)
+        stored = np.where(t.products.grouped, of_groups, stored)
         seconds = hardware.products.kernel_seconds(flops, stored, moved, count, memory)
         if hardware.products.reloading:
             wide = np.logical_and.reduceat(t.tensors.wide | t.tensors.result, first)
@@ -159,6 +163,39 @@ class ProductWork(LocalTerm):
             share = np.minimum(moved / np.maximum(whole, 1.0), 0.0 if alike is None else 1.0)
             latency = np.where(kept, (_WAITING + (1 - _WAITING) * share) * latency, latency)
         return np.asarray(seconds + latency)
+
+    @staticmethod
+    def _depthwise_seconds(layout: LocalLayout, size: Floats, seconds: Floats) -> Floats:
+        """``[S, P]`` the seconds to compute depthwise convolutions, and ``seconds`` of others.
+
+        A convolution multiplies the features of one place of its window at once, whole rows of
+        tiles of them; the gradient of a kernel adds up its products as it computes them.
+        """
+        t, hardware = layout.tables, layout.machine.hardware
+        products, prices = t.products, hardware.products
+        if not products.depthwise.any():
+            return seconds
+        of_class = (t.ops.flops / 2 * t.ops.count)[products.op_class]
+        sums = of_class * size.prod(axis=-1) / np.maximum(products.size.prod(axis=-1), 1.0)
+        rate = np.where(products.of_grouped, prices.depthwise_sums_per_s, prices.depthwise_per_s)
+        padded = sums * _padding(size[..., 3], hardware.lanes) / rate
+        return np.where(products.depthwise, padded, seconds)
+
+    def _group_padding(self, layout: LocalLayout, held: Ints, size: Floats) -> Floats:
+        """``[S, P]`` results of convolutions in groups, padded, over those without padding.
+
+        Other products have 1.  Rows of tiles have the features of one group, all features if the
+        convolution is depthwise, or the images.
+        """
+        products, lanes = layout.tables.products, layout.machine.hardware.lanes
+        if lanes == 1 or not products.grouped.any():
+            return np.ones(1)
+        images = products.images / layout.devices[
+            axes_of(held == products.image_factor[:, None])
+        ]  # fmt: skip
+        inside = np.where(products.depthwise, size[..., 3], size[..., 1])
+        least = np.minimum(_padding(inside, lanes), _padding(np.maximum(images, 1.0), lanes))
+        return np.where(products.grouped & ~products.of_grouped, least, 1.0)
 
     @staticmethod
     def _image_padding(layout: LocalLayout, dims: Dims) -> Floats:
