@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import math
 import numbers
 import pathlib
 import time
@@ -571,15 +570,10 @@ def plan(
     return best
 
 
-def has_host_link(machine: Hardware) -> bool:
-    """Whether the file of a device has the speed of its link to the memory of the host."""
-    return math.isfinite(machine.host_bytes_per_s)
-
-
 def check_host_link(program: Program, machine: Hardware) -> None:
     """Raises :class:`toast.errors.HardwareError` if a policy offloads and there is no host link."""
     policy = program.memory and program.memory.policy
-    if policy and policy.offloads and not has_host_link(machine):
+    if policy and policy.offloads and not machine.has_host_link:
         moved = (f"{b.block}: offload={','.join(b.offload)}" for b in policy.blocks if b.offload)
         raise HardwareError(
             f"remat {policy.preset or '; '.join(moved)}: the file of "

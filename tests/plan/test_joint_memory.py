@@ -530,3 +530,25 @@ def test_numbers_that_do_not_divide_the_batch_are_not_tried() -> None:
     best = planned("auto", memory_bytes=limit)
     assert best.fits
     assert best.microbatches == 1
+
+
+def test_without_a_link_to_the_host_no_policy_offloads(step: Any) -> None:
+    """Transfers at an unknown rate are not free: no preset and no choice has them."""
+    bare = dataclasses.replace(load("tpu-v5e"), host_bytes_per_s=np.inf)
+    assert not bare.has_host_link
+    size = arrays(4, 16, 1024, 256)
+    settings = toast.Settings(rounds=1)
+    whole = toast.plan(step, *size, mesh="data=4", hardware=bare, settings=settings)
+    surveyed = toast.plan(
+        step, *size, mesh="data=4", hardware=bare, remat=survey(), settings=settings
+    )
+    presets = SurveyPolicies(surveyed).presets()
+    assert {"none", "full"} <= presets.keys()
+    assert not any(choice.policy.offloads for choice in presets.values())
+    between = (whole.after.peak_bytes + surveyed.after.peak_bytes) / 2
+    tight = toast.plan(
+        step, *size, mesh="data=4", hardware=bare, remat="auto", settings=settings,
+        memory_bytes=between,
+    )  # fmt: skip
+    assert tight.policy is not None
+    assert not tight.policy.offloads

@@ -412,7 +412,6 @@ def _changed_policy(
     plan: Plan, choice: Choice | Literal["gathered"], value: str
 ) -> tuple[MemoryPolicy, tuple[str, ...]]:
     """The policy of a plan with another choice for residuals, and what it did with these."""
-    from toast import api
     from toast.errors import HardwareError, PlanError
 
     memory, asked = plan.analysis.program.memory, f"--why-not {choice}={value}"
@@ -422,7 +421,7 @@ def _changed_policy(
             f"{asked}: the plan has no memory policy, which this would change; use --why-not "
             f"'remat=*: {others}=* {choice}={value}', or make the plan with --remat"
         )
-    if choice == "offload" and not api.has_host_link(plan.hardware):
+    if choice == "offload" and not plan.hardware.has_host_link:
         raise HardwareError(
             f"{asked}: the file of {plan.hardware.name} has no [host] with the speed of the link "
             "to the memory of the host; add it to a copy of the file, and plan with that"

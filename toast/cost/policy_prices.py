@@ -454,7 +454,9 @@ class PolicyMemo(Memo):
             node_bytes=node_live,
             keep_seconds=size[:, 0] * t.passes / hardware.memory_bytes_per_s,
             move_seconds=np.where(
-                t.may_move, 2.0 * size[:, 0] * t.runs / hardware.host_bytes_per_s, np.inf
+                t.may_move & hardware.has_host_link,
+                2.0 * size[:, 0] * t.runs / hardware.host_bytes_per_s,
+                np.inf,
             ),
             share_seconds=np.where(t.may_share & (copied[:, 0] > 0), spared, 0.0),
             kept_bytes=size * self._waiting * ~t.is_input[:, None],

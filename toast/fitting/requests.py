@@ -71,7 +71,7 @@ class RequestPlanner:
     @property
     def has_host_link(self) -> bool:
         """Whether values can be offloaded to the memory of the host."""
-        return api.has_host_link(self.hardware)
+        return self.hardware.has_host_link
 
     @property
     def has_constraints(self) -> bool:

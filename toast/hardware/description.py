@@ -221,7 +221,8 @@ class Hardware:
     #: The share of a collective's time that products beside it save; they are slower by the rest,
     #: because both use the same cores and the same memory.
     overlap_efficiency: float = 1.0
-    #: Achievable bytes per second between a device and the memory of its host, in one direction.
+    #: Achievable bytes per second between a device and the memory of its host, in one direction;
+    #: infinite if the file has no ``[host]`` (:attr:`has_host_link`).
     host_bytes_per_s: float = math.inf
     #: Whether it takes time to move arguments into fast memory beside earlier kernels: they share
     #: the rate of the memory with these.
@@ -265,6 +266,11 @@ class Hardware:
         if self.attention_efficiency is None:
             return 1.0
         return self.attention_efficiency / self.matmul_efficiency
+
+    @property
+    def has_host_link(self) -> bool:
+        """Whether the file states the rate of the link to the memory of the host."""
+        return math.isfinite(self.host_bytes_per_s)
 
     @property
     def vector_bytes(self) -> float:

@@ -298,8 +298,9 @@ class _Graph:
         """What it costs to keep, recompute and offload each residual; memory has one moment."""
         plan, sizes, nodes = self._plan, np.array(self._bytes), len(self._chain)
         carried = [self._program.kind(op) == "carry" for op in self._chain]
-        host = plan.hardware.host_bytes_per_s
-        move = 2.0 * sizes / host if math.isfinite(host) else np.full(len(sizes), np.inf)
+        move = 2.0 * sizes / plan.hardware.host_bytes_per_s
+        if not plan.hardware.has_host_link:
+            move[:] = np.inf
         if plan.hardware.lanes > 1:  # outside of loops, values stay until they come back
             move[[
                 number for value, number in self._of_value.items()

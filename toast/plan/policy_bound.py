@@ -208,7 +208,7 @@ def _with_recomputation(
     row(0.0, {3 * count: 1.0, **{2 * count + n: -s / base for n, s in enumerate(moved.tolist())}})
     scale = max(room, 1.0)
     row(-room / scale, {count + n: -b / scale for n, b in enumerate(kept.tolist())})
-    may_move = float(math.isfinite(plan.hardware.host_bytes_per_s))
+    may_move = float(plan.hardware.has_host_link)
     matrix = sparse.csr_array((entries, (rows, columns)), shape=(len(lower), 3 * count + 1))
     answer = optimize.milp(
         np.append(np.zeros(3 * count), 1.0),

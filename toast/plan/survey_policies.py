@@ -22,6 +22,7 @@ from toast.cost import (
 )
 from toast.cost.policy_programs import NotWritten
 from toast.errors import TargetError
+from toast.hardware import Hardware
 from toast.plan.plan import Plan
 from toast.plan.written_policies import PolicyPrices
 from toast.program import PRESETS, BlockPolicy, MemoryPolicy, Program, RunRange, preset
@@ -80,7 +81,7 @@ def with_policies(model: CostModel, memory_bytes: float) -> CostModel:
     program = model.space.analysis.program
     if not is_survey(program):
         return model
-    return PolicyModel(model, memory_bytes, tuple(_presets(program).values()))
+    return PolicyModel(model, memory_bytes, tuple(_presets(program, model.hardware).values()))
 
 
 def without_policies(model: CostModel) -> CostModel:
@@ -88,14 +89,20 @@ def without_policies(model: CostModel) -> CostModel:
     return model.plain if isinstance(model, PolicyModel) and model.plain else model
 
 
-def _presets(program: Program) -> dict[str, MemoryPolicy]:
-    """The presets that a program may have, by name, with the names of its residuals."""
+def _presets(program: Program, hardware: Hardware) -> dict[str, MemoryPolicy]:
+    """The presets that a program may have, by name, with the names of its residuals.
+
+    Without a link to the host, none that offloads.
+    """
     found: dict[str, MemoryPolicy] = {}
     assert program.memory is not None
     for name in PRESETS:
         with contextlib.suppress(TargetError):  # no residual has one of its names
             found[name] = preset(name).resolved(program.memory.blocks)
-    return found
+    return {
+        name: policy for name, policy in found.items()
+        if hardware.has_host_link or not policy.offloads
+    }  # fmt: skip
 
 
 class SurveyPolicies:
@@ -103,7 +110,7 @@ class SurveyPolicies:
 
     def __init__(self, surveyed: Plan) -> None:
         program = surveyed.analysis.program
-        self._plan, self._presets = surveyed, _presets(program)
+        self._plan, self._presets = surveyed, _presets(program, surveyed.hardware)
         self._memory = program.memory
         self._model = PolicyModel(
             surveyed.model, surveyed.memory_bytes, tuple(self._presets.values()), surveyed.state

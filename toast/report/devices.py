@@ -112,7 +112,7 @@ def hardware_tables(
     if machine.allocator_efficiency < 1:
         used = f"{machine.allocator_efficiency:.0%}"
         add("  in use at the peak", used, ("efficiency", "allocator"))
-    if machine.host_bytes_per_s < math.inf:
+    if machine.has_host_link:
         add(
             "  to the host, one direction", rate_text(machine.host_bytes_per_s),
             ("host", "bandwidth_bytes_per_s"), ("efficiency", "host"),
