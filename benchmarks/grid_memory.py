@@ -8,7 +8,7 @@ plan does not fit, it plans again with ``remat="auto"``.  Where that does not fi
 has the memory that every plan needs at least; if that is above the limit, none fits.
 
 A row of benchmarks/grid_memory.csv has one place; rows that are there already are not planned again
-(``--again`` does).  ``--write`` puts the whole table into docs/memory.md, whatever was planned.
+(``--again`` does).  ``--write`` puts the whole table into docs/memory-accuracy.md, whatever was planned.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from toast.models import build
 from toast.plan import least_memory
 from toast.units import size_text, time_text
 
-PAGE = ROOT / "docs" / "memory.md"
+PAGE = ROOT / "docs" / "memory-accuracy.md"
 TABLE = pathlib.Path(__file__).resolve().parent / "grid_memory.csv"
 COLUMNS = (
     "model", "hardware", "mesh", "limit_gib", "sharding_fits", "sharding_ms", "sharding_gib",
@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--only", choices=(*MODELS, *OTHERS), action="append", help="repeatable")
     parser.add_argument("--hardware", choices=HARDWARE, action="append", help="repeatable")
     parser.add_argument("--again", action="store_true", help="plan rows of the table again")
-    parser.add_argument("--write", action="store_true", help="write docs/memory.md")
+    parser.add_argument("--write", action="store_true", help="write docs/memory-accuracy.md")
     options = parser.parse_args()
     wanted = [
         place for place in places()

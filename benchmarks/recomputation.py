@@ -12,7 +12,7 @@ programs; the odd ones are held out.
 ``--record`` writes each pair into benchmarks/recomputation.csv; pairs that are there already are
 not compiled again.  ``--steps`` compiles to the end, for the compiler's step, which takes minutes.
 ``--price`` predicts all rows again with present prices.  ``--page`` writes the figures into
-docs/memory.md.
+docs/memory-accuracy.md.
 
 This needs libtpu, but no TPU, and 10 to 40 seconds for a pair.
 """
@@ -39,7 +39,7 @@ from toast.cost import CostModel
 from toast.evaluation.baselines import manual_states
 from toast.search import Settings
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "memory.md"
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "memory-accuracy.md"
 TABLE = pathlib.Path(__file__).resolve().parent / "recomputation.csv"
 
 #: A plan that needs this much more than a device has is wrong if it was said to fit.

@@ -6,7 +6,7 @@ A joint search prices policies without tracing them: from a survey, the program 
 everything.  For train steps of the zoo, this traces some presets and the best policy that the
 survey finds, on 16 TPU v5e, and prints the ratio of the estimate to the traced price, of the step
 and of the peak.  Both have the shardings of the survey's plan: the traced program is not searched.
-``--page`` writes the table into docs/memory.md.
+``--page`` writes the table into docs/memory-accuracy.md.
 
 It needs no TPU, and takes about a minute for a model.
 """
@@ -32,7 +32,7 @@ from toast.models import build
 from toast.plan.survey_policies import SurveyPolicies
 from toast.program import survey
 
-PAGE = ROOT / "docs" / "memory.md"
+PAGE = ROOT / "docs" / "memory-accuracy.md"
 MESH, HARDWARE = "data=4,model=4", "tpu-v5e"
 
 #: Names of policies beside the best one.
@@ -92,7 +92,7 @@ def main() -> None:
     """Prints the table, and writes it into the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS), help="names, separated by commas")
-    parser.add_argument("--page", action="store_true", help="write the table into docs/memory.md")
+    parser.add_argument("--page", action="store_true", help="write the table into docs/memory-accuracy.md")
     options = parser.parse_args()
     models = options.models.split(",")
     if unknown := [model for model in models if model not in MODELS]:
