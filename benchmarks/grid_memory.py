@@ -8,7 +8,8 @@ plan does not fit, it plans again with ``remat="auto"``.  Where that does not fi
 has the memory that every plan needs at least; if that is above the limit, none fits.
 
 A row of benchmarks/grid_memory.csv has one place; rows that are there already are not planned again
-(``--again`` does).  ``--write`` puts the whole table into docs/memory-accuracy.md, whatever was planned.
+(``--again`` does).  ``--write`` puts the whole table into docs/memory-accuracy.md, whatever was
+planned.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import json
 import math
 import pathlib
 import statistics
@@ -205,6 +206,19 @@ class Result:
         ]
 
 
+#: A table and its key.
+_PLACE = 2
+
+
+def _misfit_text(error: Misfit, data: Mapping[str, Any]) -> str:
+    """What a case has in a wrong place, as it is written in the file."""
+    _, marker, expected = error.text.rpartition(": expected ")
+    if not marker or error.missing_key or error.unknown_key or len(error.place) != _PLACE:
+        return str(error)
+    table, key = map(str, error.place)
+    return f"[{table}] {key} = {json.dumps(data[table][key], default=str)}: expected {expected}"
+
+
 def read_case(folder: pathlib.Path) -> Case:
     """The case in a folder; raises :class:`toast.errors.PlanError` with what is missing."""
     place = "/".join(folder.parts[-3:])
@@ -230,8 +244,9 @@ def read_case(folder: pathlib.Path) -> Case:
     try:
         case = checked(data, Case)
     except Misfit as error:
-        raise PlanError(f"{place}/case.toml: {error}") from None
+        raise PlanError(f"{place}/case.toml: {_misfit_text(error, data)}") from None
     try:
+        load(case.configuration.hardware)
         devices = math.prod(Mesh.parse(case.program.mesh).sizes)
     except ToastError as error:
         raise PlanError(f"{place}/case.toml: {error}") from None

@@ -92,7 +92,9 @@ def main() -> None:
     """Prints the table, and writes it into the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS), help="names, separated by commas")
-    parser.add_argument("--page", action="store_true", help="write the table into docs/memory-accuracy.md")
+    parser.add_argument(
+        "--page", action="store_true", help="write the table into docs/memory-accuracy.md"
+    )
     options = parser.parse_args()
     models = options.models.split(",")
     if unknown := [model for model in models if model not in MODELS]:

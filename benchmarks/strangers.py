@@ -17,6 +17,11 @@ Seeds from 20000 stand for the programs of ``engineers.py``, which nothing draws
 
     python benchmarks/strangers.py --table benchmarks/engineers.csv --seeds 20000:20024 --plans 0
 
+No program is drawn for TPU v5p; some are planned and compiled for it, too:
+
+    python benchmarks/strangers.py --table benchmarks/strangers_v5p.csv --hardware tpu-v5p
+        --seeds 0:24 --plans 0 --experts 1 --limit 60
+
 The steps take the compiler longest: ``--timed`` adds them to plans that have none.  ``--search``
 searches again, and compiles plans that are new.  ``--price`` predicts all rows again with present
 prices.  ``--page`` writes the figures of all tables into
@@ -72,6 +77,9 @@ TABLES: dict[Lowering, pathlib.Path] = {
 DEEP = TABLE.with_stem("strangers_deep")
 #: The table of programs as engineers write them (``--table``, seeds from 20000).
 ENGINEERS = TABLE.with_stem("engineers")
+#: The table of programs for TPU v5p, which no program of the grammar is drawn for
+#: (``--hardware``).
+V5P = TABLE.with_stem("strangers_v5p")
 MIB, GIB = 2.0**20, 2.0**30
 
 #: Seconds of a search; without a limit, the few largest programs take most of the time.
@@ -243,6 +251,11 @@ def program_of(seed: int) -> grammar.Stranger:
     return engineers_later.program(seed - grammar.ENGINEERS)
 
 
+def stranger_of(rows: Sequence[Row]) -> grammar.Stranger:
+    """The program of rows, and their hardware."""
+    return dataclasses.replace(program_of(rows[0].seed), hardware=rows[0].hardware)
+
+
 class Scheduled(NamedTuple):
     """A step as XLA's scheduler sees it, its kernels, and those of them that it leaves out."""
 
@@ -404,7 +417,7 @@ def judged(
 
 def judged_again(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
     """The rows of one program, compiled and predicted again; those with steps in full."""
-    stranger = program_of(rows[0].seed)
+    stranger = stranger_of(rows)
     models = models_of(stranger, lowering)
     for row in rows:
         state = unpacked(row.state, models[0].space.initial)
@@ -416,7 +429,7 @@ def judged_again(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
 
 def timed(rows: Sequence[Row], lowering: Lowering, limit_s: float) -> Iterator[Row]:
     """The rows of one program; those without steps are compiled to the end until ``limit_s``."""
-    stranger = program_of(rows[0].seed)
+    stranger = stranger_of(rows)
     models = models_of(stranger, lowering)
     begin = time.monotonic()
     for row in rows:
@@ -436,7 +449,7 @@ def searched(rows: Sequence[Row], lowering: Lowering) -> list[Row]:
 
     The plans that earlier prices found stay, as ``found earlier``.
     """
-    stranger = program_of(rows[0].seed)
+    stranger = stranger_of(rows)
     models = models_of(stranger, lowering)
     best = plan_found(models[0], stranger)
     earlier = sum(row.plan.startswith("found earlier") for row in rows)
@@ -461,7 +474,7 @@ def priced(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
     known = [row for row in rows if row.state]
     yield from (row for row in rows if not row.state)
     if known:
-        stranger = program_of(known[0].seed)
+        stranger = stranger_of(known)
         yield from priced_by(models_of(stranger, lowering), stranger, known)
 
 
@@ -640,40 +653,61 @@ def seeds_in(text: str) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--seeds",
-        type=seeds_in,
-        default=[*range(40)],
-        help="of what is compiled, such as 0:40 or 3,8,20:24:2",
-    )
+        "--seeds", type=seeds_in,
+        help="programs to compile, such as 0:40 (the default) or 3,8,20:24:2",
+    )  # fmt: skip
     parser.add_argument("--plans", type=int, default=2, help="random plans of each program")
-    parser.add_argument("--experts", type=int, default=99, help="at most, drawn by the seed")
     parser.add_argument(
-        "--limit", type=float, default=120.0, help="seconds of full compilations of a program"
-    )
-    parser.add_argument("--lowering", choices=[*TABLES], default="xla")
-    parser.add_argument("--table", type=pathlib.Path, help="default: that of the lowering")
-    parser.add_argument("--again", action="store_true", help="compile the rows of --seeds again")
+        "--experts", type=int, default=99,
+        help="the most experts' plans of each program; its seed draws them",
+    )  # fmt: skip
     parser.add_argument(
-        "--timed", action="store_true", help="compile rows of --seeds without steps to the end"
+        "--limit", type=float, default=120.0,
+        help="seconds of a program, after which its plans are compiled without steps",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lowering", choices=[*TABLES], default="xla",
+        help="who partitions: XLA, by annotations, or TOAST, which writes device-local programs",
+    )  # fmt: skip
+    parser.add_argument("--hardware", help="plan for this device, not for that of the seed")
+    parser.add_argument(
+        "--table", type=pathlib.Path,
+        help="the table to read and to write, by default strangers.csv or strangers_local.csv",
+    )  # fmt: skip
+    parser.add_argument(
+        "--again", action="store_true", help="compile the rows of --seeds again, in the table"
     )
     parser.add_argument(
-        "--search",
-        action="store_true",
-        help="search again for the plans of --seeds with steps; compile those that are new",
-    )
+        "--timed", action="store_true",
+        help="compile rows of --seeds without steps to the end, in the table",
+    )  # fmt: skip
+    parser.add_argument(
+        "--search", action="store_true",
+        help="search again for the plans of --seeds with steps; compile and add those that are new",
+    )  # fmt: skip
     parser.add_argument("--report", action="store_true", help="compile no further programs")
     parser.add_argument("--page", action="store_true", help="write the figures into the docs")
-    parser.add_argument("--price", action="store_true", help="predict all rows again")
+    parser.add_argument("--price", action="store_true", help="predict all rows again, in the table")
     options = parser.parse_args()
+    changing = options.again or options.timed or options.search
+    if changing and not options.seeds:
+        parser.error("--again, --timed and --search change rows: name them, such as --seeds 0:40")
+    if options.report and not changing and options.seeds:
+        parser.error("--report has all rows of the table: leave out --seeds")
+    if options.plans < 0 or options.experts < 0:
+        parser.error("--plans and --experts are numbers of plans, from 0")
     lowering: Lowering = options.lowering
     table = options.table or TABLES[lowering]
     if options.report and not table.exists():
         sys.exit(f"{table}: no such table")
     rows = read(table)
     done = {row.seed for row in rows}
-    left = [seed for seed in options.seeds if seed not in done and not options.report]
+    seeds: list[int] = options.seeds or [*range(40)]
+    left = [seed for seed in seeds if seed not in done and not options.report]
     for seed in steps(left, lambda seed: f"seed {seed}"):
         stranger = program_of(seed)
+        if options.hardware:
+            stranger = dataclasses.replace(stranger, hardware=options.hardware)
         print(f"{seed}: {stranger.hardware}, {stranger.mesh}: {', '.join(stranger.words)}")
         new: list[Row] = []
         try:
@@ -696,7 +730,7 @@ def main() -> None:
         jax.clear_caches()
         gc.collect()
     if options.again:
-        for seed in sorted(done & {*options.seeds}):
+        for seed in sorted(done & {*seeds}):
             old = [row for row in rows if row.seed == seed and row.state]
             new = [*judged_again(old, lowering)] if old else []
             changed = sum(
@@ -709,7 +743,7 @@ def main() -> None:
             jax.clear_caches()
             gc.collect()
     if options.timed:
-        for seed in steps(sorted(done & {*options.seeds}), lambda seed: f"seed {seed}"):
+        for seed in steps(sorted(done & {*seeds}), lambda seed: f"seed {seed}"):
             old = [row for row in rows if row.seed == seed]
             if not any(row.compiled and not row.xla_step_ms > 0 for row in old):
                 continue
@@ -720,7 +754,7 @@ def main() -> None:
             jax.clear_caches()
             gc.collect()
     if options.search:
-        for seed in steps(sorted(done & {*options.seeds}), lambda seed: f"seed {seed}"):
+        for seed in steps(sorted(done & {*seeds}), lambda seed: f"seed {seed}"):
             old = [row for row in rows if row.seed == seed]
             if sum(row.known_step_ms > 0 for row in old) < 2:
                 continue
@@ -744,6 +778,7 @@ def main() -> None:
         write_block(PAGE, "strangers", text)
         write_block(PAGE, "deep strangers", known_lines(read(DEEP)))
         write_block(PAGE, "engineers", known_lines(read(ENGINEERS)))
+        write_block(PAGE, "v5p strangers", known_lines(read(V5P)))
 
 
 if __name__ == "__main__":

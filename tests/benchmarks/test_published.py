@@ -70,18 +70,21 @@ def test_every_case_can_be_read_and_has_a_recorded_prediction() -> None:
         ),
         (
             'hardware = "h100-96gb-500w"', 'hardware = ""',
-            f"validation/{CASE}/case.toml: in 'configuration', 'hardware', '': expected a printable "
-            "text",
+            f'validation/{CASE}/case.toml: [configuration] hardware = "": expected a printable text',
+        ),
+        (
+            'hardware = "h100-96gb-500w"', 'hardware = "tpu-v7"',
+            f"validation/{CASE}/case.toml: no hardware named tpu-v7; did you mean tpu-v4?",
         ),
         (
             "https://", "http://",
-            f"validation/{CASE}/case.toml: in 'cited', 'url', 'http://",
+            f'validation/{CASE}/case.toml: [cited] url = "http://',
         ),
         ("devices = 8", "devices = [", f"validation/{CASE}/case.toml: Invalid value"),
         ("mesh = ", 'mesh = "foo"  # ', f"validation/{CASE}/case.toml: mesh 'foo': "),
         (
             "devices = 8", "devices = 0",
-            f"validation/{CASE}/case.toml: in 'configuration', 'devices', 0: expected",
+            f"validation/{CASE}/case.toml: [configuration] devices = 0: expected",
         ),
     ],
 )  # fmt: skip

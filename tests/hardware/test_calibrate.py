@@ -185,6 +185,13 @@ def test_what_cannot_be_fitted() -> None:
         calibrate(load("h100"), rows)
 
 
+def test_tables_of_a_faster_device_are_refused() -> None:
+    with pytest.raises(HardwareError) as caught:
+        calibrate(load("p100"), table("h100"))
+    assert str(caught.value).startswith("no figures within the links of p100 fit ")
+    assert "if the table is of another device, take the file of that device" in str(caught.value)
+
+
 @pytest.mark.parametrize(("count", "said"), [(1, "1 size of"), (3, "3 sizes of")])
 def test_too_few_sizes_are_refused(count: int, said: str) -> None:
     """Four figures do not follow from one number, however often it was measured."""

@@ -52,6 +52,10 @@ _STARTS = 24
 
 #: Bytes from which a row weighs 3 and 2: programs move megabytes.
 _LARGE, _MIDDLE = 64e6, 1e6
+_LARGEST = "64 MB and more"
+
+#: The mean error of the largest sizes, from which a table cannot be of the device.
+_OTHER_DEVICE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +78,9 @@ def calibrate(
     :param progress: a function that is called with a text before each fit.
     :returns: the device with the fitted collectives.  Collectives without rows keep their figures.
         The same table gives the same result.
-    :raises toast.errors.HardwareError: for a torus, for more devices than a node has, and for too
-        few sizes.
+    :raises toast.errors.HardwareError: for a torus, for more devices than a node has, for too few
+        sizes, and for large collectives that no rate within the device's links can fit: those of
+        another device.
     """
     if hardware.interconnect.topology != "switch":
         raise HardwareError(
@@ -103,7 +108,16 @@ def calibrate(
     others = [m for m in hardware.measured if m.kind not in set(table["collective"])]
     measured = tuple(others + fitted)
     machine = dataclasses.replace(hardware, measured=measured)
-    return Calibration(machine, measured, errors(machine, table))
+    found = errors(machine, table)
+    large = found[found["size"] == _LARGEST]
+    if len(large) and (worst := large.loc[large["mean"].idxmax()])["mean"] > _OTHER_DEVICE:
+        raise HardwareError(
+            f"no figures within the links of {hardware.name} fit {worst['collective']} over "
+            f"{worst['devices']} devices: the mean error from 64 MB on is {worst['mean']:.0%}; if "
+            "the table is of another device, take the file of that device, otherwise correct "
+            "[interconnect] and [memory] of this one"
+        )
+    return Calibration(machine, measured, found)
 
 
 def errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
@@ -119,7 +133,7 @@ def errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
         for kind, n, size, seconds in table[list(COLUMNS)].itertuples(index=False)
     ]
     sizes = [0, _MIDDLE, _LARGE, np.inf]
-    labels = ["below 1 MB", "1 to 64 MB", "64 MB and more"]
+    labels = ["below 1 MB", "1 to 64 MB", _LARGEST]
     rows["size"] = pd.cut(rows["bytes"], sizes, right=False, labels=labels)
     grouped = rows.groupby(["collective", "devices", "size"], observed=True)["error"]
     return grouped.agg(["mean", "max", "size"]).rename(columns={"size": "rows"}).reset_index()
