@@ -85,6 +85,35 @@ def test_the_largest_batch_is_about_the_same_whatever_it_begins_with(batch: int)
     assert abs(found - small) <= small / 16
 
 
+def test_the_search_goes_as_far_as_sizes_fit() -> None:
+    """From 7 rows, the largest batch is twenty doublings away."""
+    limit = {"memory_bytes": 2**33, **ON}
+    found = toast.fit(forward, arrays, sizes={"batch": 7}, **limit).value
+    other = toast.fit(forward, arrays, sizes={"batch": 2**16}, **limit).value
+    assert found is not None
+    assert other is not None
+    assert found > 2**20
+    assert abs(found - other) <= other / 16
+
+
+def test_nothing_divides_the_number_of_layers() -> None:
+    """The mesh divides the batch; the largest model is first, and fits as it says."""
+
+    def deep(layers: int) -> tuple[Any, ...]:
+        return {"up": f32(layers, 128, 512), "down": f32(layers, 512, 128)}, f32(64, 64, 128)
+
+    limit = {"memory_bytes": 10 * 2**20, **ON}
+    found = toast.fit(
+        train, deep, find="layers", sizes={"layers": 4}, remat="full", microbatches=1, **limit
+    )  # fmt: skip
+    assert found.value is not None
+    assert found.largest is found.best
+    assert found.value % 4
+    assert toast.plan(train, *deep(found.value), remat="full", **limit).fits
+    with pytest.raises(toast.ToastError, match="no plan"):
+        toast.plan(train, *deep(found.value + 1), remat="full", **limit)
+
+
 def test_each_size_has_the_policy_that_is_best_for_it(table: toast.Fit) -> None:
     assert table.unit == "tokens"
     assert table.fits

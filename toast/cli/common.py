@@ -209,9 +209,30 @@ LimitOption = Annotated[
         "progress is finished. Other methods are not limited.",
     ),
 ]
+
+
+def memory_gib(text: str) -> float:
+    """The GiB of a text such as ``14``, ``14GiB`` or ``600MiB``."""
+    number, unit = re.fullmatch(r"(.*?)\s*(KiB|MiB|GiB|TiB|)", text.strip(), re.S).groups()  # type: ignore[union-attr]
+    try:
+        return float(number) * 2.0 ** _POWERS[unit or "GiB"]
+    except ValueError:
+        raise typer.BadParameter(
+            f"{shortened(text)} is no size; write GiB, such as 14, or a unit, such as "
+            "14GiB or 600MiB"
+        ) from None
+
+
+#: Units of memory, as powers of two of a GiB.
+_POWERS = {"KiB": -20, "MiB": -10, "GiB": 0, "TiB": 10}
+
 MemoryOption = Annotated[
-    float | None, typer.Option("--memory", help="Memory limit per device in GiB.")
-]
+    float | None,
+    typer.Option(
+        "--memory", parser=memory_gib, metavar="GIB",
+        help="Memory limit per device in GiB; other units follow the number, as in 600MiB.",
+    ),
+]  # fmt: skip
 SafetyOption = Annotated[
     float | None,
     typer.Option(

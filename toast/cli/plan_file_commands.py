@@ -24,6 +24,7 @@ from toast.cli.common import (
     command_line,
     console,
     group,
+    memory_gib,
     progress,
     warn,
 )
@@ -136,8 +137,10 @@ def apply(
         float | None,
         typer.Option(
             "--memory",
-            help="Memory limit per device in GiB; default: the plan's. If it is set, it is an "
-            "error if the plan does not fit.",
+            parser=memory_gib,
+            metavar="GIB",
+            help="Memory limit per device in GiB, or with a unit; default: the plan's. If it is set, "
+            "it is an error if the plan does not fit.",
         ),
     ] = None,
     safety: Annotated[

@@ -32,6 +32,7 @@ from toast.cli.common import (
     command_line,
     console,
     group,
+    memory_gib,
     progress,
     warn,
 )
@@ -139,7 +140,11 @@ def plan(
     memory: Annotated[
         float | None,
         typer.Option(
-            "--memory", help="Memory limit per device in GiB; it is an error if no plan fits."
+            "--memory",
+            parser=memory_gib,
+            metavar="GIB",
+            help="Memory limit per device in GiB, or with a unit, as in 600MiB; it is an error if "
+            "no plan fits.",
         ),
     ] = None,
     safety: SafetyOption = None,

@@ -151,6 +151,9 @@ class Remedy:
     step_seconds: float | None = None
     #: The whole command.
     command: str = ""
+    #: Whether the peak and the step are those of full recomputation.  The plan of the command
+    #: chooses what it recomputes, and is at most as slow.
+    fully_recomputed: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The remedy as plain data, for JSON."""

@@ -15,7 +15,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 
-#: The most rungs above the first one, and below it for numbers of devices.
+#: The most rungs below the first one for numbers of devices, and below the highest one that fits
+#: for plans that keep everything.
 MOST_RUNGS = 16
 
 #: The most rungs that the search goes up or down at once.
@@ -139,7 +140,7 @@ def highest_rung(
             low = rung
         else:
             high = rung
-        if low is not None and (high == low + 1 or low - first >= MOST_RUNGS):
+        if low is not None and high == low + 1:
             return low
         if low is None and high is not None:
             # Sizes go down to 1, but numbers of devices have no such end.

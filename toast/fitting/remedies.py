@@ -118,7 +118,7 @@ class _Remedies:
         return Remedy(
             change, text, "planned" if plan else "priced",
             plan.after.peak_bytes if plan else None, plan.after.step_seconds if plan else None,
-            self._command(request),
+            self._command(request), plan is not None and remat == "auto",
         )  # fmt: skip
 
     # -- kinds -------------------------------------------------------------------------------

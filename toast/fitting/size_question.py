@@ -88,12 +88,7 @@ def find_fit(
         stopped = error.stopped
     except KeyboardInterrupt:
         stopped = "interrupt"
-    rows = sorted(
-        question.rows.values(),
-        key=lambda row: (
-            row.devices if find == "devices" else 0, -row.rate, row.microbatches, str(row.mesh)
-        ),
-    )  # fmt: skip
+    rows = sorted(question.rows.values(), key=question.order)
     return Fit(
         program=question.program, find=find, hardware=planner.hardware.name,
         memory_bytes=planner.hardware.memory_limit_bytes, safety=question.safety,
@@ -174,6 +169,17 @@ class _Question:
             remat = self._policy.label
         request = dataclasses.replace(self._base, microbatches=count, remat=remat)
         return request.with_size(self._find, value)
+
+    def order(self, row: FitRow) -> tuple[float, float, int, str]:
+        """The order of rows: the best first.
+
+        The rates of sizes that are no part of the work, such as layers, say nothing: the largest
+        is first.  Of numbers of devices, it is the smallest.
+        """
+        value = 0
+        if self._find not in self._counted:
+            value = row.devices if self._find == "devices" else -row.value(self._find)
+        return value, -row.rate, row.microbatches, str(row.mesh)
 
     def _work(self, request: PlanRequest) -> float:
         sizes = dict(request.sizes)
@@ -352,6 +358,8 @@ class _Question:
             for (size, parts), (other, _) in zip(dimensions, others.get(name, ()), strict=False)
             if size != other
         ]
+        if self._find not in self._counted and max(parts, default=1) == 1:
+            return 1  # nothing divides the number of layers
         # Whatever the plan shards, other sizes leave less choice.  If it shards a small size over
         # several axes, another plan may shard the next one over fewer.
         axes = [size for _, size in self._mesh.axes if size > 1] if self._mesh else []

@@ -137,10 +137,14 @@ def remedy_tables(remedies: Sequence[Remedy]) -> RenderableType:
     for remedy in remedies:
         peak = "" if remedy.peak_bytes is None else size_text(remedy.peak_bytes)
         step = "" if remedy.step_seconds is None else time_text(remedy.step_seconds)
+        if step and remedy.fully_recomputed:
+            step = f"≤ {step}"
         table.add_row(remedy.change, *([peak, step] if planned else []), remedy.text)
     parts: list[RenderableType] = [table]
     if planned:
         parts.append(Text("With a peak: planned, in one round of the search. Others: from prices."))
+    if any(remedy.fully_recomputed for remedy in remedies):
+        parts.append(Text("≤: if everything is recomputed; --remat auto is not slower."))
     first = next((remedy.command for remedy in remedies if remedy.command), "")
     if first:
         parts.append(Text(f"The first: {first}"))
