@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from toast.plan.torch_shardings import TorchShardings
+    from toast.plan.written_policies import PolicyPrices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,6 +353,12 @@ class Plan(RunnablePlan):
     @late
     def vocabulary(self) -> Relations:
         """The relations for queries, by predicate and arity."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    @late
+    def policy_prices(self) -> PolicyPrices:
+        """The prices of the plan's shardings under other memory policies, if it is of a survey."""
         raise NotImplementedError
 
     def query(

@@ -42,9 +42,8 @@ def written_ops(surveyed: Plan, traced: Program) -> ShardedOps | None:
     cuts = {block.name: policy.cuts(block.name) for block in memory.blocks}
     if any(cuts.values()):
         residuals = residuals_of(surveyed.analysis.program, cuts)
-    programs = PolicyPrices(surveyed.model, surveyed.state)
     try:
-        space, state = programs.sharded(residuals, residuals.choices([policy]))
+        space, state = surveyed.policy_prices.sharded(residuals, residuals.choices([policy]))
     except NotWritten:
         return None
     return ShardedOps(space.analysis.program, space.mesh, space.of_ops(state))
@@ -58,14 +57,15 @@ class PolicyPrices:
         self._programs = PolicyPrograms(model.space.analysis.program)
         self._rules: dict[Signature, SignatureRule] = {}
         self._prices: dict[bytes, Prices] = {}
+        #: The last program, which is often the one that is traced.
+        self._last: tuple[bytes, tuple[Space, States]] | None = None
 
     def price(self, residuals: Residuals, choices: Choices) -> Prices:
         """The price of one policy.
 
         :raises toast.cost.policy_programs.NotWritten: if its program is not written.
         """
-        (key,) = choices.keys()
-        key += " ".join(residuals.blocks).encode()
+        key = _key(residuals, choices)
         if key not in self._prices:
             space, state = self.sharded(residuals, choices)
             self._prices[key] = self._model.of_program(space).price(state[None])
@@ -76,6 +76,12 @@ class PolicyPrices:
 
         :raises toast.cost.policy_programs.NotWritten: if the program is not written.
         """
+        key = _key(residuals, choices)
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._sharded(residuals, choices)
+        return self._last[1]
+
+    def _sharded(self, residuals: Residuals, choices: Choices) -> tuple[Space, States]:
         written = self._programs.under(residuals, choices)
         space, program = self._model.space, written.program
         analysis = space.analysis
@@ -105,6 +111,17 @@ class PolicyPrices:
             self._rules.update(zip(some.signatures, solved.rules, strict=True))
             known |= self._rules
         return tuple(known[signature] for signature in program.signatures)
+
+
+def policy_prices(surveyed: Plan) -> PolicyPrices:
+    """Prices of the shardings of a survey's plan under policies."""
+    return PolicyPrices(surveyed.model, surveyed.state)
+
+
+def _key(residuals: Residuals, choices: Choices) -> bytes:
+    """What one policy decides."""
+    (key,) = choices.keys()
+    return key + " ".join(residuals.blocks).encode()
 
 
 def _one_of_each(signatures: Sequence[Signature], platform: str) -> Program:
