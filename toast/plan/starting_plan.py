@@ -188,11 +188,14 @@ def _of_same_ops(
 
 def _by_line(program: Program) -> dict[tuple[Signature, str, int], list[int]]:
     """The ops by signature, source file and line."""
-    ops: dict[tuple[Signature, str, int], list[int]] = {}
+    ops: dict[tuple[int, str, int], list[int]] = {}  # comparing numbers is faster
     for number, op in enumerate(program.ops):
         at = program.location(number)
-        ops.setdefault((program.signatures[op.signature], at.file, at.line), []).append(number)
-    return ops
+        ops.setdefault((op.signature, at.file, at.line), []).append(number)
+    return {
+        (program.signatures[each], file, line): numbers
+        for (each, file, line), numbers in ops.items()
+    }
 
 
 def follow(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space: Space) -> None:
@@ -203,10 +206,6 @@ def follow(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space: 
     """
     program, analysis = space.analysis.program, space.analysis
     rules = [analysis.rules[number] for number in analysis.names.signature.tolist()]
-    users: dict[int, tuple[int, int]] = {}  # the first user of each value
-    for number, op in enumerate(program.ops):
-        for index, value in enumerate(op.operands):
-            users.setdefault(value, (number, index))
 
     def row(own: Sequence[Sequence[int]], other: int, its: Sequence[Any]) -> list[int]:
         dims = {factor: d for d, stack in enumerate(its) for factor in stack}
@@ -231,7 +230,8 @@ def follow(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space: 
         forward(sums=False)
         for number in np.flatnonzero(~known).tolist()[::-1]:
             for value in program.ops[number].results[:1]:
-                user, index = users.get(value, (-1, 0))
+                user = next(iter(program.users[value]), -1)
+                index = program.ops[user].operands.index(value) if user >= 0 else 0
                 if user >= 0 and known[user] and index < len(rules[user].operands):
                     its = rules[user].operands[index]
                     op_state[number] = row(rules[number].results[0], user, its)
