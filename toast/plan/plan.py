@@ -48,8 +48,8 @@ from toast.units import size_text, time_text
 if TYPE_CHECKING:
     import pandas as pd
 
+    from toast.plan.survey_prices import PolicyPrices
     from toast.plan.torch_shardings import TorchShardings
-    from toast.plan.written_policies import PolicyPrices
 
 
 @dataclasses.dataclass(frozen=True)
