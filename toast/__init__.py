@@ -107,6 +107,7 @@ records.provide({
     "Analysis.explain": "toast.explain.chains:chain",
     "Analysis.explain_conflict": "toast.explain.collisions:collision",
     "Plan.vocabulary": "toast.plan.plan_relations:relations",
+    "Plan.policy_prices": "toast.plan.written_policies:policy_prices",
     "Plan.argument_table": "toast.plan.listings:argument_table",
     "Plan.argument_frame": "toast.plan.listings:argument_frame",
     "Plan.at_peak": "toast.plan.listings:at_peak",

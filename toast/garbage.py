@@ -16,6 +16,10 @@ from collections.abc import Iterator
 _MANY, _OFTEN, _SELDOM = 200_000, 10, 100
 
 
+#: Whether a block is open.
+_inside = False
+
+
 @contextlib.contextmanager
 def older_objects_stay() -> Iterator[None]:
     """In the block, the collector visits only objects that are made in it, and seldom.
@@ -23,15 +27,18 @@ def older_objects_stay() -> Iterator[None]:
     Nested blocks, and blocks in several threads, are as one.  If the caller has frozen objects
     (``gc.freeze``), they stay frozen, and the block has no effect.
     """
-    if gc.get_freeze_count():
+    global _inside
+    # The collector counts frozen objects one by one, so a nested block does not ask for them.
+    if _inside or gc.get_freeze_count():
         yield
         return
-    before = gc.get_threshold()
+    before, _inside = gc.get_threshold(), True
     gc.freeze()
     if 0 < before[0] < _MANY:
         gc.set_threshold(_MANY, _OFTEN, _SELDOM)
     try:
         yield
     finally:
+        _inside = False
         gc.set_threshold(*before)
         gc.unfreeze()

@@ -17,6 +17,7 @@ import toast
 from tests.layered_steps import arrays, scanned_step, unrolled_step
 from toast.cost import PolicyModel
 from toast.cost.host_memory import host_memory
+from toast.cost.policy_programs import PolicyPrograms
 from toast.cost.residuals import residuals_of
 from toast.errors import SearchError
 from toast.hardware import load
@@ -24,6 +25,7 @@ from toast.models import build
 from toast.plan import joint_memory
 from toast.plan.maxtext_policy import maxtext_policy
 from toast.plan.survey_policies import SurveyPolicies
+from toast.plan.written_policies import written_ops
 from toast.ports import HardwarePlatform
 from toast.program import (
     Block,
@@ -110,6 +112,33 @@ def test_simulated_prices_are_those_of_the_traced_program(
     quick = policies.presets().get(policy, simulated)
     assert quick.step_seconds == pytest.approx(traced.after.step_seconds, rel=0.13)
     assert quick.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=0.3)
+
+
+def test_a_program_is_written_once_for_its_price_and_for_its_start(
+    surveyed: toast.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[object] = []
+    under = PolicyPrograms.under
+
+    def counted(self: Any, residuals: Any, choices: Any) -> Any:
+        written.append(choices)
+        return under(self, residuals, choices)
+
+    monkeypatch.setattr(PolicyPrograms, "under", counted)
+    memory = surveyed.analysis.program.memory
+    assert memory is not None
+    plan_of_survey = dataclasses.replace(surveyed)  # without prices of other tests
+    policies = SurveyPolicies(plan_of_survey)
+    policy = MemoryPolicy.parse("layer: keep=scores").resolved(memory.blocks)
+    choice = policies.priced(policy)
+    assert choice.written
+    traced = dataclasses.replace(
+        surveyed.analysis.program, memory=dataclasses.replace(memory, policy=policy)
+    )
+    ops = written_ops(plan_of_survey, traced)
+    assert ops is not None
+    assert len(written) == 1
+    assert len(ops.state) == len(ops.program.ops)
 
 
 @pytest.mark.parametrize(

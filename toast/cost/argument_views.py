@@ -27,13 +27,15 @@ def argument_views(program: Program) -> Floats:
     carried.  It is made once, before the loop, so that only one run reads the memory.  A part that
     each run picks anew has a copy in each.
     """
-    views = np.zeros(len(program.values))
-    views[list(program.argument_values)] = 1.0
-    for number, op in enumerate(program.ops):
-        kind = program.kind(number)
-        if kind in _VIEWING and (runs := views[op.operands[0]]):
-            views[op.results[0]] = program.repeats[number] if kind in _PICKING else runs
-    return views
+    views = [0.0] * len(program.values)
+    for value in program.argument_values:
+        views[value] = 1.0
+    for number, kind in enumerate(program.kinds):
+        if kind in _VIEWING:
+            op = program.ops[number]
+            if runs := views[op.operands[0]]:
+                views[op.results[0]] = program.repeats[number] if kind in _PICKING else runs
+    return np.array(views, dtype=np.float64)
 
 
 def whole_arguments(program: Program, *, parts: bool = False) -> Ints:
@@ -42,22 +44,22 @@ def whole_arguments(program: Program, *, parts: bool = False) -> Ints:
     With ``parts``, also those of which it is a slice.
     """
     moving = _MOVING | {"slice"} if parts else _MOVING
-    own = np.full(len(program.values), -1, dtype=np.int64)
-    own[[*program.argument_values]] = program.argument_values
-    for number, op in enumerate(program.ops):
-        if program.kind(number) in moving:
+    own = [-1] * len(program.values)
+    for value in program.argument_values:
+        own[value] = value
+    for op, kind in zip(program.ops, program.kinds, strict=True):
+        if kind in moving:
             own[op.results[0]] = own[op.operands[0]]
-    return own
+    return np.array(own, dtype=np.int64)
 
 
 def static_slices(program: Program) -> Bools:
     """``[values]`` static slices of any value, in another shape or element type at most."""
-    slices = np.zeros(len(program.values), dtype=bool)
-    for number, op in enumerate(program.ops):
-        kind = program.kind(number)
-        if kind in _MOVING | {"convert", "slice"}:
+    slices, moving = [False] * len(program.values), _MOVING | {"convert", "slice"}
+    for op, kind in zip(program.ops, program.kinds, strict=True):
+        if kind in moving:
             slices[op.results[0]] = kind == "slice" or slices[op.operands[0]]
-    return slices
+    return np.array(slices, dtype=bool)
 
 
 def reshaped(program: Program, value: int) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
-from toast.cost.kernel_kinds import of_vectors
+from toast.cost.kernel_kinds import of_vectors, products_of_vectors
 from toast.cost.liveness import (
     BARRIERS,
     MOVING,
@@ -83,10 +83,11 @@ def score_passes(
     probabilities.  These count at the first use that a kernel ``read`` (``[uses]``).
     """
     computed, vectors = set[int](), set[int]()
+    multiplies = products_of_vectors(program)
     for number, op in enumerate(program.ops):
         if live.kinds[number] == "dot_general":
             computed.update(op.results)
-            if of_vectors(program.signatures[op.signature]):
+            if multiplies[op.signature]:
                 vectors.update(op.results)
     passes = np.ones(len(use_op))
     uses: dict[int, list[int]] = defaultdict(list)
@@ -95,18 +96,7 @@ def score_passes(
             uses[value].append(use)
     if not uses:
         return passes
-    exists = live.exists.tolist()
-    kernels: list[frozenset[int]] = [frozenset()] * len(program.ops)
-    for number in range(len(program.ops) - 1, -1, -1):
-        results = program.ops[number].results
-        if live.kinds[number] in PRODUCTS:
-            continue
-        if not results or exists[results[0]]:
-            reduces = live.kinds[number] == "reduce"
-            kernels[number] = frozenset([number] if reduces else [])
-        else:
-            fused = (kernels[user] for value in results for user in program.users[value])
-            kernels[number] = frozenset().union(*fused)
+    kernels = _reductions(program, live, {int(use_op[use]) for at in uses.values() for use in at})
     for value, at in uses.items():
         if value in vectors:
             for use in at:
@@ -119,6 +109,30 @@ def score_passes(
             chained = [op for op in reducing if program.passes[op] == alike]
             passes[counted[0]] = max(_levels(program, chained) - _IN_PRODUCT, 1)
     return passes
+
+
+def _reductions(
+    program: Program, live: Liveness, ops: Collection[int]
+) -> Mapping[int, frozenset[int]]:
+    """The reductions whose kernels compute each of some ops; none if kernels of products do."""
+    fused, pending = set[int](), [*ops]
+    kernels: dict[int, frozenset[int]] = {}
+    while pending:
+        number = pending.pop()
+        results = program.ops[number].results
+        if number in fused or number in kernels:
+            continue
+        if live.kinds[number] in PRODUCTS:
+            kernels[number] = frozenset()
+        elif not results or live.exists[results[0]]:
+            kernels[number] = frozenset([number] if live.kinds[number] == "reduce" else [])
+        else:
+            fused.add(number)
+            pending += [user for value in results for user in program.users[value]]
+    for number in sorted(fused, reverse=True):
+        users = (user for value in program.ops[number].results for user in program.users[value])
+        kernels[number] = frozenset().union(*(kernels[user] for user in users))
+    return kernels
 
 
 def sums_in_products(program: Program, live: Liveness) -> list[int]:

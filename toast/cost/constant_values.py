@@ -29,12 +29,14 @@ def remade_values(program: Program) -> Bools:
 
 
 def _constant(program: Program, excluded: Set[str]) -> Bools:
-    constant = [False] * len(program.values)
+    constant, depends = [False] * len(program.values), set[int]()
     never = excluded | _ELSEWHERE
     for number, op in enumerate(program.makers):
         operands, kind = program.ops[op].operands, program.kinds[op]
-        known = all(constant[v] for v in operands) if operands else kind in SOURCES
+        known = depends.isdisjoint(operands) if operands else kind in SOURCES
         constant[number] = known and kind not in never
+        if not constant[number]:
+            depends.add(number)
     return np.array(constant, dtype=bool)
 
 

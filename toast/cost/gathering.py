@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -477,7 +478,7 @@ def _lookups(program: Program, use_op: Ints, use_index: Ints, grouped: _Grouped)
 
 def _after_products(program: Program) -> Bools:
     """``[values]`` whether a value follows from a product, also in an earlier iteration."""
-    after = [False] * len(program.values)
+    followed = set[int]()
     ties = [
         (program.ops[end].operands[0], program.ops[carry].results[0])
         for end, carry in loop_ties(program)
@@ -485,14 +486,14 @@ def _after_products(program: Program) -> Bools:
     again = True
     while again:
         for kind, op in zip(program.kinds, program.ops, strict=True):
-            if kind in PRODUCTS or any(after[value] for value in op.operands):
-                for value in op.results:
-                    after[value] = True
-        carried = [value for end, value in ties if after[end] and not after[value]]
-        for value in carried:
-            after[value] = True
+            if kind in PRODUCTS or not followed.isdisjoint(op.operands):
+                followed.update(op.results)
+        carried = {value for end, value in ties if end in followed} - followed
+        followed |= carried
         again = bool(carried)
-    return np.array(after, dtype=bool)
+    after = np.zeros(len(program.values), dtype=bool)
+    after[[*followed]] = True
+    return after
 
 
 def _summed_factors(rules: Sequence[SignatureRule], factors: int) -> Bools:
@@ -552,7 +553,7 @@ def _value_classes(
     types = [program.values[v].type for v in values.tolist()]
     kinds = [program.kinds[op] for op in maker.tolist()]
     product = ops.product[op_class_of_value[values]]
-    rank = _rank(program)
+    rank = program.most_dimensions
     arguments = grouped.of_value[list(program.argument_values)]
     size, group, operands, side = _of_products(
         program, np.where(product, maker, -1), op_class_of_value[values], products, rules
@@ -633,7 +634,7 @@ def _of_products(
     rules: Sequence[SignatureRule],
 ) -> tuple[Floats, Ints, Floats, Ints]:
     """The ``product_*`` columns of value classes, from the products (or -1) that compute them."""
-    values, rank = len(maker), _rank(program)
+    values, rank = len(maker), program.most_dimensions
     size, operands = np.ones((values, 4)), np.zeros((values, 2))
     group = np.full((values, products.group.shape[1]), 4, dtype=np.int64)
     side = np.full((values, rank), 4, dtype=np.int64)
@@ -835,9 +836,12 @@ class _Slots:
         self._number: dict[tuple[int, int, int], int] = {}
         program, names = space.analysis.program, space.analysis.names
         #: Slots of ``[values]`` and ``[uses]``.
-        self._values = [self._of_tensor(v.op, 1, v.result) for v in program.values]
+        number, class_of = self._number, self._class
+        self._values = [
+            number.setdefault((class_of[v.op], 1, v.result), len(number)) for v in program.values
+        ]
         self._uses = [
-            self._of_tensor(op, 0, index)
+            number.setdefault((class_of[op], 0, index), len(number))
             for op, index in zip(names.use_op.tolist(), names.use_index.tolist(), strict=True)
         ]
         # Tied ops share their names, so their tensors are those of the op they are tied to.
@@ -1091,59 +1095,44 @@ def _group_values(
     """
     # For each value and use slot: the number of reshards, and of reads by kernels.
     # The body of a loop makes its own copy of a value that it does not change.
-    reads: list[dict[tuple[int, int], tuple[int, float]]] = [{} for _ in program.values]
-    loops = [loop.last_carry if loop else -1 for loop in loops_around(program)]
-    used_in: dict[int, dict[int, int]] = defaultdict(dict)  # numbers of loops, by value
-    of_uses: list[tuple[int, int]] = []
-    for op, value, slot, accessed, moved in zip(
-        use_op.tolist(), use_of.tolist(), use_slot.tolist(), accesses.tolist(),
-        runs.tolist(), strict=True,
-    ):  # fmt: skip
-        of_value_reads = reads[value]
-        place = used_in[value].setdefault(loops[op], len(used_in[value]))
-        of_uses.append((slot, place))
-        most, read = of_value_reads.get((slot, place), (0, 0.0))
-        of_value_reads[slot, place] = max(most, moved), read + program.repeats[op] * accessed
-    repeats = [program.repeats[op] for op in program.makers]
-    places = list(zip(host.inside.tolist(), host.moved.tolist(), strict=True))
-    tests = [0] * len(program.values)
+    repeats = np.array(program.repeats, dtype=np.int64)
+    loop = np.array([each.last_carry if each else -1 for each in loops_around(program)])
+    place = _places(use_of, loop[use_op])  # numbers of loops, by value
+    reads = _Reads.of(use_of, use_slot, place, runs, repeats[use_op] * accesses)
+    runs_of_value, summed = repeats[[*program.makers]], np.array(sums, dtype=np.int64)
+    tests = np.zeros(len(program.values), dtype=np.int64)
     for number, carry in program.condition_reads:
         tests[number] += program.condition_runs(carry)
-    numbers: dict[object, int] = {}
+    repeated_heads = np.full(len(program.values), -1)
+    repeated_heads[[*live.repeated]] = [*live.repeated.values()]
+    layouts = {layout: number for number, layout in enumerate({*tiles.values()})}
+    tiled = np.full(len(program.values), -1)
+    tiled[[*tiles]] = [layouts[layout] for layout in tiles.values()]
+    columns = [
+        value_slot, live.exists, live.aliased, host.inside, host.moved, runs_of_value, summed,
+        tests, remade, stored, written, repeated_heads, headed, tiled, *marks,
+    ]  # fmt: skip
+    different = [column for column in columns if (column != column[:1]).any()]
+    alike = distinct_rows(
+        np.array(different, dtype=np.float64).reshape(-1, len(program.values)).T
+    ).label
+    # The uses of equal values have the same order.
+    begin, kind = np.searchsorted(reads.value, np.arange(len(program.values) + 1)), reads.kind
+    numbers: dict[tuple[int, ...], int] = {}
     of_value = np.array([
-        numbers.setdefault(
-            (
-                slot, exists, aliased, place, times, summed, tested, anew, share, wrote,
-                live.repeated.get(number), heads, tiles.get(number), tuple(items.items()),
-                marked,
-            ),
-            len(numbers),
+        numbers.setdefault((label, *kind[one:two]), len(numbers))
+        for label, (one, two) in zip(
+            alike.tolist(), itertools.pairwise(begin.tolist()), strict=True
         )
-        for number, (
-            slot, exists, aliased, place, times, summed, tested, anew, share, wrote, heads, items,
-            marked,
-        ) in enumerate(zip(
-            value_slot.tolist(), live.exists.tolist(), live.aliased.tolist(), places, repeats,
-            sums, tests, remade.tolist(), stored.tolist(), written.tolist(), headed.tolist(), reads,
-            map(tuple, marks.T.tolist()), strict=True,
-        ))
     ], dtype=np.int64)  # fmt: skip
     _, representative, members = np.unique(of_value, return_index=True, return_counts=True)
-    count = members * np.array(repeats, dtype=np.int64)[representative]
-    sum_count = members * np.array(sums, dtype=np.int64)[representative]
-    rows = [
-        (c, slot, members[c] * most, members[c] * read, loop)
-        for c, value in enumerate(representative.tolist())
-        for (slot, loop), (most, read) in reads[value].items()
-    ]
-    use_value = np.array([r[0] for r in rows], dtype=np.int64)
-    slots = np.array([r[1] for r in rows], dtype=np.int64)
-    loop_of = np.array([r[4] for r in rows], dtype=np.int64)
-    lookup = {(r[0], (r[1], r[4])): u for u, r in enumerate(rows)}
-    class_of_use = of_value[use_of].tolist()
-    of_use = np.array([
-        lookup[class_key] for class_key in zip(class_of_use, of_uses, strict=True)
-    ], dtype=np.int64)  # fmt: skip
+    count, sum_count = members * runs_of_value[representative], members * summed[representative]
+    rows_of = (begin[1:] - begin[:-1])[representative]
+    first = np.cumsum(rows_of) - rows_of
+    use_value = np.repeat(np.arange(len(representative)), rows_of)
+    rows = np.arange(len(use_value)) + np.repeat(begin[:-1][representative] - first, rows_of)
+    slots, loop_of = reads.slot[rows], reads.place[rows]
+    of_use = first[of_value[use_of]] + reads.of_use - begin[use_of]
     pairs = np.zeros((3, 0), dtype=np.int64)
     for distance in range(1, _FARTHEST + 1):
         later = np.arange(distance, len(use_value))
@@ -1153,10 +1142,53 @@ def _group_values(
         pairs = np.concatenate([pairs, step], axis=1)
     return _Grouped(
         of_value, of_use, representative, count, sum_count, use_value, slots,
-        np.array([r[2] for r in rows], dtype=np.float64),
-        np.array([r[3] for r in rows], dtype=np.float64), loop_of, CopyPairs(*pairs),
-        members * np.array(tests, dtype=np.float64)[representative], written[representative],
+        (members[use_value] * reads.most[rows]).astype(np.float64),
+        members[use_value] * reads.read[rows], loop_of, CopyPairs(*pairs),
+        members * tests.astype(np.float64)[representative], written[representative],
     )  # fmt: skip
+
+
+def _places(value: Ints, loop: Ints) -> Ints:
+    """``[uses]`` the number of the loop of each use, from 0 on, among those that use its value."""
+    if not len(value) or (loop == loop[0]).all():
+        return np.zeros(len(value), dtype=np.int64)
+    rows, first, label, _ = distinct_rows(np.stack([value, loop], axis=1))
+    order = np.lexsort([first, rows[:, 0]])
+    place = np.empty(len(rows), dtype=np.int64)
+    place[order] = np.arange(len(rows)) - np.searchsorted(rows[:, 0], rows[:, 0])
+    return place[label]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reads:
+    """Uses of values with the same slot and place, by value, in the order of their first uses."""
+
+    value: Ints
+    slot: Ints
+    place: Ints
+    #: How often a step reshards the value, and how often kernels read it.
+    most: Ints
+    read: Floats
+    #: Numbers that are equal if all of these are, but for the value.
+    kind: list[int]
+    #: ``[uses]`` the row of each use.
+    of_use: Ints
+
+    @staticmethod
+    def of(value: Ints, slot: Ints, place: Ints, runs: Ints, read: Floats) -> _Reads:
+        """The rows of uses (``[uses]``)."""
+        wide, long = int(place.max(initial=0)) + 1, int(slot.max(initial=0)) + 1
+        key = (value * long + slot) * wide + place
+        _, first, label = np.unique(key, return_index=True, return_inverse=True)
+        order = np.lexsort([first, value[first]])
+        number = np.empty_like(order)
+        number[order] = np.arange(len(order))
+        of_use, first = number[label], first[order]
+        most = np.zeros(len(order), dtype=np.int64)
+        np.maximum.at(most, of_use, runs)
+        reads: Floats = np.bincount(of_use, read, len(order)).astype(np.float64)
+        kind = distinct_rows(np.stack([slot[first], place[first], most, reads], axis=1)).label
+        return _Reads(value[first], slot[first], place[first], most, reads, kind.tolist(), of_use)
 
 
 def _accesses(
@@ -1391,7 +1423,7 @@ class _Looped:
 
 
 def _no_loops(analysis: Analysis, grouped: _Grouped) -> _Looped:
-    rank, uses = _rank(analysis.program), len(grouped.use_value)
+    rank, uses = analysis.program.most_dimensions, len(grouped.use_value)
     of_values = np.zeros((len(grouped.representative), rank), dtype=bool)
     return _Looped(np.zeros((uses, rank), dtype=bool), np.zeros(uses), of_values)
 
@@ -1439,7 +1471,7 @@ def _operands(
     tiles: Mapping[int, tuple[int, ...]],
 ) -> ProductOperands:
     """Pairs of value classes: an operand of products, and their result."""
-    rank = _rank(program)
+    rank = program.most_dimensions
     along: dict[tuple[int, int], Bools] = {}
     images: set[tuple[int, int]] = set()
     places: dict[tuple[int, int], tuple[int, int, bool]] = {}
@@ -1506,10 +1538,6 @@ def _left_side(program: Program, rule: SignatureRule, result: int) -> int:
         if len(having) == 1:
             return having[0]
     return 0
-
-
-def _rank(program: Program) -> int:
-    return max(1, max((len(value.type.shape) for value in program.values), default=0))
 
 
 def _transcendentals(program: Program, grouped: _Grouped) -> Floats:

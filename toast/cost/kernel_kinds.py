@@ -34,6 +34,11 @@ def of_vectors(signature: Signature) -> bool:
     return batch > 1 and summed > 1 and min(left, right) == summed * batch < max(left, right)
 
 
+def products_of_vectors(program: Program) -> list[bool]:
+    """``[signatures]`` whether ops are :func:`of_vectors`; not those of other kinds."""
+    return [each.kind == "dot_general" and of_vectors(each) for each in program.signatures]
+
+
 def _of_product(signature: Signature) -> str:
     left, right = (math.prod(operand.shape) for operand in signature.operands[:2])
     summed, batch = _summed_and_batch(signature)
@@ -59,4 +64,4 @@ def _size(shape: tuple[int, ...], dims: object) -> int:
     return math.prod(shape[int(d)] for d in dims) if isinstance(dims, tuple) else 0
 
 
-__all__ = ["kernel_kinds", "of_vectors"]
+__all__ = ["kernel_kinds", "of_vectors", "products_of_vectors"]

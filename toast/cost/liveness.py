@@ -17,13 +17,13 @@ import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.host_memory import moved_in_loops, round_trips
-from toast.cost.kernel_kinds import kernel_kinds, of_vectors
+from toast.cost.kernel_kinds import kernel_kinds, of_vectors, products_of_vectors
 from toast.cost.overwriting import overwriting
 from toast.cost.program_loops import loops_of
 from toast.cost.shared_kernels import kernels
 from toast.cost.tables import CopyPairs, EntityTable
 from toast.hardware.description import LANE_BYTES
-from toast.program import Program, Signature, element_bytes
+from toast.program import Program, Signature
 from toast.space import BOUNDARY, PRODUCTS
 
 #: Ops that XLA's fusion stops at: their operands and results are in memory.
@@ -449,12 +449,7 @@ def _delays(program: Program, kinds: list[str], use_op: Ints, *, all_gathers: bo
         product |= np.array([kind in MATRIX_PRODUCTS for kind in kinds], dtype=bool)
     if not product.any():
         return until
-    # Whether a product or a loop is an op, or needs its results; and the latter alone.
-    needs, needed = (any_product | looped).tolist(), np.zeros(len(program.ops), dtype=bool)
-    for number in range(len(program.ops) - 1, -1, -1):
-        for value in program.ops[number].results:
-            if any(needs[user] for user in program.users[value]):
-                needs[number] = needed[number] = True
+    needed = _needed_by(program, any_product | looped)
     run = np.flatnonzero(any_product & backward & ~looped)
     delayed = np.flatnonzero((product & backward & ~looped & ~needed)[use_op])
     if len(delayed):
@@ -462,6 +457,16 @@ def _delays(program: Program, kinds: list[str], use_op: Ints, *, all_gathers: bo
         later = np.searchsorted(run, use_op[delayed]) + delay
         until[delayed] = run[np.minimum(later, len(run) - 1)]
     return until
+
+
+def _needed_by(program: Program, some: Bools) -> Bools:
+    """``[ops]`` the ops of which ``some`` others (``[ops]``) need the results."""
+    needs, needed, makers = some.tolist(), [False] * len(program.ops), program.makers
+    for number in range(len(program.ops) - 1, -1, -1):
+        if needs[number]:
+            for value in program.ops[number].operands:
+                needs[makers[value]] = needed[makers[value]] = True
+    return np.array(needed, dtype=bool)
 
 
 def _delays_in_loops(program: Program, kinds: list[str], use_op: Ints) -> Ints:
@@ -524,7 +529,7 @@ def narrower_scores(program: Program, live: Liveness) -> Ints:
     instead.  The product is one of batches, and the last two dimensions are the sequences'.
     """
     batched = [bool(dimensions_in(each, "lhs_batching_dimensions")) for each in program.signatures]
-    width = [element_bytes(value.type.dtype) for value in program.values]
+    width = program.element_bytes
     return np.array([
         value for value, product in enumerate(live.fused_product.tolist())
         if product >= 0 and 2 * width[product] == width[value]
@@ -540,7 +545,7 @@ def written_wide(program: Program, live: Liveness, narrower: Collection[int]) ->
     if all that read it do, as for logits, but not in backward passes.  ``narrower`` are values of
     which half of the bits are stored.
     """
-    width = [element_bytes(value.type.dtype) for value in program.values]
+    width = [*program.element_bytes]
     for value in narrower:
         width[value] //= 2
     written: dict[int, list[int]] = {}
@@ -600,9 +605,9 @@ def _repeated(program: Program, kinds: list[str], lanes: int) -> dict[int, int]:
     them, unless a device has one head.  If heads are no whole rows of tiles, the keys are in the
     lanes: a product that does not sum over them repeats heads as it reads.
     """
-    found = {}
+    found, multiplies = {}, products_of_vectors(program)
     for number, op in enumerate(program.ops):
-        if kinds[number] != "dot_general" or not of_vectors(program.signatures[op.signature]):
+        if not multiplies[op.signature] or kinds[number] != "dot_general":
             continue
         for value, name in zip(op.operands, _CONTRACTED_DIMS, strict=True):
             rank = len(program.values[value].type.shape)
@@ -724,7 +729,11 @@ def _earliest(program: Program, kinds: list[str]) -> Ints:
     early = [*range(len(program.ops))]
     for number, op in enumerate(program.ops):
         if kinds[number] not in alone:
-            early[number] = max([early[makers[v]] for v in op.operands], default=0)
+            operands = op.operands
+            if len(operands) == 1:
+                early[number] = early[makers[operands[0]]]
+            else:
+                early[number] = max([early[makers[v]] for v in operands], default=0)
     return np.array(early, dtype=np.int64)
 
 
@@ -825,9 +834,10 @@ def _vectors(program: Program, kinds: list[str], products: frozenset[int]) -> fr
 
 def _products_of_vectors(program: Program, kinds: list[str]) -> frozenset[int]:
     """The ops that are batches of products of a vector and a matrix."""
+    multiplies = products_of_vectors(program)
     return frozenset(
         number for number, op in enumerate(program.ops)
-        if kinds[number] == "dot_general" and of_vectors(program.signatures[op.signature])
+        if multiplies[op.signature] and kinds[number] == "dot_general"
     )  # fmt: skip
 
 
@@ -873,14 +883,14 @@ def _existing(
     values, makers = program.values, program.makers
     size = program.value_bytes
     elements = program.elements
+    users = program.users
+    needing = {
+        value for number, op in enumerate(program.ops) if kinds[number] in _NEEDING
+        for value in op.operands
+    } | needed  # fmt: skip
     exists = [
-        kinds[v.op] not in SOURCES
-        and (
-            kinds[v.op] in _STORED
-            or number in needed
-            or any(kinds[u] in _NEEDING for u in program.users[number])
-        )
-        for number, v in enumerate(values)
+        kinds[op] not in SOURCES and (kinds[op] in _STORED or number in needing)
+        for number, op in enumerate(makers)
     ]
     inside: set[int] = set()
     for softmax in softmaxes:
@@ -889,33 +899,34 @@ def _existing(
     # Large values that each value depends on, from the first op to the last.
     inputs: list[frozenset[int]] = [frozenset()] * len(values)
     parts = [*inputs]  # of what follows from each value: itself if it is in memory, or its inputs
-    differences = [of_difference(program, kinds, op) for op in makers]
-    picked = [value in logits for value in differences]
-    costly = [
-        kinds[op] in EXPENSIVE and (value is None or value in needed)
-        for op, value in zip(makers, differences, strict=True)
-    ]
+    picked, costly = [False] * len(values), [False] * len(values)
+    for number, op in enumerate(makers):
+        if kinds[op] in EXPENSIVE:
+            difference = of_difference(program, kinds, op)
+            picked[number] = difference in logits
+            costly[number] = difference is None or difference in needed
     of_picked = set[int]()
     for number, op in enumerate(makers):
         operands = program.ops[op].operands
         inputs[number] = _joined([parts[v] for v in operands])
         parts[number] = frozenset([number]) if exists[number] else inputs[number]
-        costly[number] |= any(costly[v] for v in operands if not exists[v])
-        picked[number] |= any(picked[v] for v in operands if not exists[v])
+        for v in operands:
+            if not exists[v]:
+                costly[number] |= costly[v]
+                picked[number] |= picked[v]
     # Kernels that compute each value, from the last op to the first.
     kernels: list[frozenset[int]] = [frozenset()] * len(values)
     of_several = set[int]()  # stored only because they follow from several large values
     merged = {values[softmax.exponential].op: softmax.product for softmax in softmaxes}
+    alone_in = [frozenset([number]) for number in range(len(program.ops))]
+    first = [op.results[0] if op.results else -1 for op in program.ops]
     for number in range(len(values) - 1, -1, -1):
-        users: list[frozenset[int]] = []
-        for user in program.users[number]:
-            results = program.ops[user].results
-            fused = results and not exists[results[0]]
-            users.append(kernels[results[0]] if fused else frozenset([user]))
-        computed_in = _joined(users)
-        kernels[number] = computed_in
+        computed_in = kernels[number] = _joined([
+            alone_in[user] if first[user] < 0 or exists[first[user]] else kernels[first[user]]
+            for user in users[number]
+        ])  # fmt: skip
         kind = kinds[makers[number]]
-        if number in inside:
+        if number in inside or (exists[number] and kind not in PRODUCTS):
             continue
         if kind in PRODUCTS and len(computed_in) == 1:
             # A product fuses its only consumer, an elementwise kernel whose other operands are
@@ -951,7 +962,7 @@ def _existing(
             if joined:
                 (grouped,) = program.ops[makers[number]].operands
                 joined = len(values[number].type.shape) < len(values[grouped].type.shape)
-                joined &= len(program.users[grouped]) == 1 and not exists[grouped]
+                joined &= len(users[grouped]) == 1 and not exists[grouped]
             cheap &= not joined
             exists[number] = stored and not (len(sources) == 1 and cheap)
             if exists[number] and again and picked[number] and kind not in EXPENSIVE:
@@ -960,13 +971,25 @@ def _existing(
                 of_several.add(number)
     # Some of these follow from a single value, now that values between are stored.  Convolutions,
     # and kernels without a product, compute them again.  What the kernel of a product writes stays.
-    for number, op in enumerate(makers):
-        inputs[number] = _joined([parts[v] for v in program.ops[op].operands])
-        again = number in of_several and op not in merged
-        if again and not any(kinds[k] in MATRIX_PRODUCTS for k in kernels[number]):
-            exists[number] = sum(2 * size[v] >= size[number] for v in inputs[number]) > 1
-        parts[number] = frozenset([number]) if exists[number] else inputs[number]
+    for number in sorted(of_several):
+        computed_alone = makers[number] not in merged
+        if computed_alone and not any(kinds[k] in MATRIX_PRODUCTS for k in kernels[number]):
+            sources = _stored_before(program, exists, number)
+            exists[number] = sum(2 * size[v] >= size[number] for v in sources) > 1
     return np.array(exists, dtype=bool), merged, of_picked
+
+
+def _stored_before(program: Program, exists: Sequence[bool], value: int) -> set[int]:
+    """The values in memory from which a value follows, by others that are not in memory."""
+    stored, seen, pending = set[int](), set[int](), [value]
+    while pending:
+        for operand in program.ops[program.makers[pending.pop()]].operands:
+            if exists[operand]:
+                stored.add(operand)
+            elif operand not in seen:
+                seen.add(operand)
+                pending.append(operand)
+    return stored
 
 
 def op_before(program: Program, op: int, kinds: Collection[str]) -> int:
@@ -988,7 +1011,18 @@ def of_difference(program: Program, kinds: Sequence[str], op: int) -> int | None
 
 
 def _joined(sets: Sequence[frozenset[int]]) -> frozenset[int]:
-    return sets[0] if len(sets) == 1 else frozenset().union(*sets)
+    if len(sets) == 1:
+        return sets[0]
+    if len(sets) == 2:  # mostly, one is a part of the other
+        one, other = sets
+        return one if one is other or one >= other else other if other >= one else one | other
+    return frozenset().union(*sets)
+
+
+def _writes(program: Program, exists: Bools) -> Bools:
+    """``[ops]`` whether the first result is in memory (``exists``: ``[values]``), or none is."""
+    stored = exists.tolist()
+    return np.array([not op.results or stored[op.results[0]] for op in program.ops], dtype=bool)
 
 
 def _share_loop_buffers(program: Program, kinds: list[str], aliased: Bools) -> None:
@@ -1059,12 +1093,11 @@ def _share_passed_on(
 
 def _kernel_ends(program: Program, kinds: list[str], exists: Bools, place: Ints) -> Ints:
     """``[ops]`` the last kernel that computes each op."""
-    ends, stored = place.tolist(), exists.tolist()
-    for number in range(len(program.ops) - 1, -1, -1):
-        results = program.ops[number].results
-        if results and not stored[results[0]] and kinds[number] not in PRODUCTS:
-            ends[number] = max(
-                [ends[user] for value in results for user in program.users[value]],
-                default=ends[number],
-            )
+    ends, users = place.tolist(), program.users
+    fused = np.array([kind not in PRODUCTS for kind in kinds], dtype=bool)
+    fused &= ~_writes(program, exists)
+    for number in np.flatnonzero(fused)[::-1].tolist():
+        reading = [ends[user] for value in program.ops[number].results for user in users[value]]
+        if reading:
+            ends[number] = max(reading)
     return np.array(ends, dtype=np.int64)

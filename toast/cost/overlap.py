@@ -214,6 +214,7 @@ def independent_products(
             reached[value] |= reach
     loops = loops_around(program)
     has_loops = any(loop is not None for loop in loops)
+    in_around = around.tolist()
     inside: dict[LoopOps | None, int] = defaultdict(int)  # products of the body of each loop
     for number, one in bit.items():
         inside[loops[number]] |= one
@@ -222,30 +223,33 @@ def independent_products(
 
     def elsewhere(op: int, runs: int) -> int:
         """Products that run in other loops than a collective of an op, which has so many runs."""
-        if not has_loops:
-            return outside.get(None, every)
         return outside.get(loop_with_runs(program, loops, op, runs), every)
 
     if runs is None:
         runs = np.array(program.repeats, dtype=np.int64)[use_op]
     if sum_runs is None:
         sum_runs = [program.repeats[op] for op in program.makers]
-    of_value = [
-        above[v] | reached[v] | elsewhere(op, sum_runs[v]) for v, op in enumerate(program.makers)
-    ]
-    uses = [*zip(use_op.tolist(), use_value.tolist(), use_class.tolist(), strict=True)]
-    waiting: dict[tuple[int, int], int] = defaultdict(int)
-    for op, value, copy in uses:
-        waiting[value, copy] |= below[op]
-    of_use = [
-        above[value] | waiting[value, copy] | elsewhere(op, times)
-        for (op, value, copy), times in zip(uses, runs.tolist(), strict=True)
-    ]  # fmt: skip
+    of_value = [one | other for one, other in zip(above, reached, strict=True)]
+    copies = use_value * (int(use_class.max(initial=0)) + 1) + use_class
+    uses = [*zip(use_op.tolist(), use_value.tolist(), copies.tolist(), strict=True)]
+    waiting: dict[int, int] = defaultdict(int)
+    for op, _, copy in uses:
+        waiting[copy] |= below[op]
+    of_use = [above[value] | waiting[copy] for _, value, copy in uses]
+    if has_loops:
+        of_value = [
+            of | elsewhere(op, times)
+            for of, op, times in zip(of_value, program.makers, sum_runs, strict=True)
+        ]
+        of_use = [
+            of | elsewhere(op, times)
+            for of, (op, _, _), times in zip(of_use, uses, runs.tolist(), strict=True)
+        ]
     beside = [
-        of_value[v] & ~bit.get(op, 0) for v, op in enumerate(program.makers) if around[op]
+        of_value[v] & ~bit.get(op, 0) for v, op in enumerate(program.makers) if in_around[op]
     ]  # fmt: skip
     beside += [
-        of & ~bit.get(op, 0) for of, (op, _, _) in zip(of_use, uses, strict=True) if around[op]
+        of & ~bit.get(op, 0) for of, (op, _, _) in zip(of_use, uses, strict=True) if in_around[op]
     ]  # fmt: skip
     distinct: dict[int, int] = {}
     set_of = [distinct.setdefault(s, len(distinct)) for s in (*of_value, *of_use, *beside)]

@@ -198,7 +198,8 @@ class PolicyMemo(Memo):
         self._policy_model = model
         self._moments = self._highest(model)
         tables = model.tables
-        self._live = _up_to(tables.growth, self._moments)
+        #: ``[columns, M]`` how often each column is in memory, in the order that products need.
+        self._live = np.ascontiguousarray(_up_to(tables.growth, self._moments).T)
         self._waiting = self._policies.waiting[:, self._moments]
         self._fetched = self._policies.fetched[:, self._moments]
         self._unnamed = self._policies.unnamed_waiting[:, self._moments]
@@ -472,7 +473,7 @@ class PolicyMemo(Memo):
         concerned = np.flatnonzero(self._rows_of[values] >= 0)
         row = np.zeros(len(values), dtype=np.int32)
         row[concerned] = len(self._parts.array) + np.arange(len(concerned))
-        live = np.asarray(held @ self._live.T)
+        live = np.asarray(held @ self._live)
         if len(concerned):
             self._remember_parts(states, rows[concerned], values[concerned], live[concerned])
         self._memory_at.append(live)
@@ -507,7 +508,7 @@ class PolicyMemo(Memo):
             parts[:, number, steps:width] = self._spent(cut, moved)
             if number:
                 some = self._held(cut, at, scopes)
-                parts[:, number, width + 1 :] = np.asarray(some @ self._live.T)
+                parts[:, number, width + 1 :] = np.asarray(some @ self._live)
         parts[:, 0, width + 1 :] = live
         self._parts.append(parts.astype(np.float32))
         cut, at = later

@@ -18,7 +18,7 @@ import bisect
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -424,28 +424,23 @@ class _Writer:
 
     # -- the whole program -------------------------------------------------------------------
 
-    def _every(self) -> Iterator[tuple[int, _Added | None]]:
-        """The ops in order: those of the survey by number, and those that were added."""
-        for number in range(len(self.program.ops)):
-            for added in self._before.get(number, ()):
-                yield -1, added
-            yield number, None
-            for added in self._after.get(number, ()):
-                yield -1, added
-
     def _assembled(self) -> PolicyProgram:
         """The program of the ops that are needed, with numbers of its own."""
         program = self.program
-        added = {each.result: each for _, each in self._every() if each is not None}
+        groups = (*self._before.values(), *self._after.values())
+        added = {each.result: each for group in groups for each in group}
         needed, needed_new = _needed(program, self._operands, added, self._ties)
         # What the survey does not need itself stays.
         dropped = self._survey.needed - needed
         written = _Assembly(program, self._types)
-        for number, new in self._every():
-            if new is not None and new.result in needed_new:
-                written.add(new)
-            elif new is None and number not in dropped:
-                written.keep(number, self._operands[number])
+        before, after, operands = self._before, self._after, self._operands
+        for number in range(len(program.ops)):
+            if number in before:
+                written.add(new for new in before[number] if new.result in needed_new)
+            if number not in dropped:
+                written.keep(number, operands[number])
+            if number in after:
+                written.add(new for new in after[number] if new.result in needed_new)
         return written.finished(self._ties)
 
 
@@ -468,31 +463,36 @@ class _Assembly:
     def keep(self, number: int, operands: Sequence[int]) -> None:
         """Appends an op of the survey, with other operands."""
         op = self._program.ops[number]
-        if self._program.kind(number) == _BARRIER and operands[0] not in self._value:
+        if self._program.kinds[number] == _BARRIER and operands[0] not in self._value:
             return  # of a part that nothing needs
         self._op[number] = len(self._ops)
         repeats = self._program.repeats[number]
         self._append(op.signature, operands, op.results, repeats, number, number)
 
-    def add(self, new: _Added) -> None:
-        """Appends an op that is added."""
-        types = tuple(self._types[value] for value in new.operands)
-        signature = Signature(new.kind, new.attributes, types, (self._types[new.result],))
-        number = self._signatures.setdefault(signature, len(self._signatures))
-        self._new[new.result] = len(self._ops)
-        self._append(number, new.operands, (new.result,), new.repeats, new.origin, new.like)
+    def add(self, ops: Iterable[_Added]) -> None:
+        """Appends ops that are added."""
+        for new in ops:
+            types = tuple(self._types[value] for value in new.operands)
+            signature = Signature(new.kind, new.attributes, types, (self._types[new.result],))
+            number = self._signatures.setdefault(signature, len(self._signatures))
+            self._new[new.result] = len(self._ops)
+            self._append(number, new.operands, (new.result,), new.repeats, new.origin, new.like)
 
     def _append(
         self, signature: int, operands: Sequence[int], results: Sequence[int], repeats: int,
         origin: int, like: int,
     ) -> None:  # fmt: skip
-        if any(value not in self._value for value in operands):
-            raise NotWritten("a value of the backward pass that the forward pass needs")
+        number, values = self._value, self._values
+        try:
+            used = tuple([number[value] for value in operands])
+        except KeyError:
+            text = "a value of the backward pass that the forward pass needs"
+            raise NotWritten(text) from None
+        first = len(values)
         for index, value in enumerate(results):
-            self._value[value] = len(self._values)
-            self._values.append(Value(self._types[value], len(self._ops), index))
-        used, defined = (tuple(self._value[v] for v in some) for some in (operands, results))
-        self._ops.append(Op(signature, used, defined))
+            number[value] = first + index
+            values.append(Value(self._types[value], len(self._ops), index))
+        self._ops.append(Op(signature, used, tuple(range(first, len(values)))))
         self._repeats.append(repeats)
         self._origin.append(origin)
         self._like.append(like)
@@ -709,7 +709,7 @@ def _needed(
     for one, other in ties:
         tied_values[one].append(other)
         tied_values[other].append(one)
-    maker = {v: number for number, op in enumerate(program.ops) for v in op.results}
+    makers = program.makers
     ops: set[int] = set()
     new: set[int] = set()
     stack = [*range(len(program.arguments)), *(carry for _, carry in program.condition_reads)]
@@ -725,13 +725,12 @@ def _needed(
             waiting += operands[op]
             continue
         value = waiting.pop()
-        if value in added:
-            if value not in new:
-                new.add(value)
-                waiting += added[value].operands
-                waiting += tied_values.get(value, ())
-        else:
-            stack.append(maker[value])
+        if value < len(makers):
+            stack.append(makers[value])
+        elif value not in new:
+            new.add(value)
+            waiting += added[value].operands
+            waiting += tied_values.get(value, ())
     return ops, new
 
 

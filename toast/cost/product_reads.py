@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
-from toast.cost.kernel_kinds import of_vectors
+from toast.cost.kernel_kinds import products_of_vectors
 from toast.cost.liveness import MATRIX_PRODUCTS, MOVING, Liveness
 from toast.cost.program_loops import loops_around
 from toast.program import Program
@@ -45,9 +45,9 @@ def repeated(program: Program, live: Liveness) -> Mapping[int, int]:
     it.  Several heads are repeated by a kernel of their own; the moves of that kernel
     (:attr:`toast.cost.liveness.Liveness.moves`) were fitted with all reads.
     """
-    found = {}
+    found, multiplies = {}, products_of_vectors(program)
     for number, op in enumerate(program.ops):
-        if live.kinds[number] == "dot_general" and of_vectors(program.signatures[op.signature]):
+        if multiplies[op.signature] and live.kinds[number] == "dot_general":
             for value in op.operands:
                 *_, source = _sources(program, live, value)
                 if _elements(program, source) < _elements(program, value):

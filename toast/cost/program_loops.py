@@ -37,6 +37,8 @@ def loops_of(program: Program) -> list[LoopOps]:
 def loops_around(program: Program) -> list[LoopOps | None]:
     """``[ops]`` the innermost loop in whose body an op uses its operands, if any."""
     ends = {loop.last_carry: loop for loop in loops_of(program)}
+    if not ends:
+        return [None] * len(program.ops)
     loops: list[LoopOps | None] = []
     around: list[LoopOps | None] = [None]
     for op in range(len(program.ops)):

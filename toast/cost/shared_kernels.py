@@ -30,6 +30,9 @@ def kernels(
     ``kinds`` (``[ops]``) are those of kernels, and ``exists`` (``[values]``) says which values are
     in memory.
     """
+    kernel = early.copy()
+    if UPDATING not in kinds:
+        return kernel  # nothing is written into a stack
     product = [kind in PRODUCTS for kind in kinds]
     for_products, for_stacks = ([False] * len(program.ops) for _ in range(2))
     stored = exists.tolist()
@@ -46,7 +49,6 @@ def kernels(
             or (kinds[user] == UPDATING and program.ops[user].operands[1] in op.results)
             for user in users
         )
-    kernel = early.copy()
     for number in np.flatnonzero(for_stacks).tolist():
         if for_products[number]:
             continue

@@ -78,10 +78,11 @@ def _kernels(program: Program, live: Liveness, use_op: Ints, use_value: Ints) ->
     users: list[int] = [-1] * len(program.values)
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
         users[value] = op if users[value] < 0 else min(users[value], op)
-    for number in range(len(program.ops) - 1, -1, -1):
+    early = np.flatnonzero(kernel < count)
+    for number in early[early >= count][::-1].tolist():
         results = program.ops[number].results
-        if number < count or kernel[number] >= count or not results:
+        if not results or live.exists[[*results]].any():
             continue
-        if not live.exists[[*results]].any() and (user := users[results[0]]) >= 0:
+        if (user := users[results[0]]) >= 0:
             kernel[number] = kernel[user]
     return kernel

@@ -48,6 +48,7 @@ from toast.units import size_text, time_text
 if TYPE_CHECKING:
     import pandas as pd
 
+    from toast.plan.survey_prices import PolicyPrices
     from toast.plan.torch_shardings import TorchShardings
 
 
@@ -352,6 +353,12 @@ class Plan(RunnablePlan):
     @late
     def vocabulary(self) -> Relations:
         """The relations for queries, by predicate and arity."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    @late
+    def policy_prices(self) -> PolicyPrices:
+        """The prices of the plan's shardings under other memory policies, if it is of a survey."""
         raise NotImplementedError
 
     def query(

@@ -15,7 +15,7 @@ from toast.analysis import analyzed
 from toast.cost import CostModel
 from toast.plan.make_plan import make_plan
 from toast.plan.plan import Plan
-from toast.plan.starting_plan import follow
+from toast.plan.unknown_ops import follow
 from toast.program import Program, Signature
 from toast.search import SearchResult, begin_with_fixed
 from toast.space import Space

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +22,13 @@ from toast.plan.files import Saved
 from toast.plan.labels import describe_value
 from toast.plan.matching import Offered
 from toast.plan.reapply import Work, by_class
+from toast.plan.unknown_ops import follow
 from toast.program import Program, Signature
-from toast.space import NONE, PRODUCTS, Action, Resolving, Space, States
+from toast.space import NONE, Action, Resolving, Space, States
 from toast.units import listed
 
 #: The minimum share of the plan's arguments that another program must have.
 _LEAST = 0.1
-
-#: Ops that may sum over devices.
-_SUMMING = PRODUCTS | {"reduce", "gather", "scatter"}
-
-#: How often unknown ops look at known ones around them.
-_ROUNDS = 4
 
 #: The least share of ops that a program and the one that is expected have in common.
 _SAME_PROGRAM = 0.5
@@ -188,55 +183,14 @@ def _of_same_ops(
 
 def _by_line(program: Program) -> dict[tuple[Signature, str, int], list[int]]:
     """The ops by signature, source file and line."""
-    ops: dict[tuple[Signature, str, int], list[int]] = {}
+    ops: dict[tuple[int, str, int], list[int]] = {}  # comparing numbers is faster
     for number, op in enumerate(program.ops):
         at = program.location(number)
-        ops.setdefault((program.signatures[op.signature], at.file, at.line), []).append(number)
-    return ops
-
-
-def follow(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space: Space) -> None:
-    """Shards unknown ops as the next user of their value, or as their operands; known from then.
-
-    Of several operands, it is that with the most axes: masks are not sharded over the batch.  JAX
-    rounds, names, stacks and moves the values that a policy keeps.
-    """
-    program, analysis = space.analysis.program, space.analysis
-    rules = [analysis.rules[number] for number in analysis.names.signature.tolist()]
-    users: dict[int, tuple[int, int]] = {}  # the first user of each value
-    for number, op in enumerate(program.ops):
-        for index, value in enumerate(op.operands):
-            users.setdefault(value, (number, index))
-
-    def row(own: Sequence[Sequence[int]], other: int, its: Sequence[Any]) -> list[int]:
-        dims = {factor: d for d, stack in enumerate(its) for factor in stack}
-        places = [dims.get(factor, -1) for factor in op_state[other].tolist()]
-        return [own[d][0] if 0 <= d < len(own) and own[d] else NONE for d in places]
-
-    def forward(*, sums: bool) -> None:
-        for number in np.flatnonzero(~known).tolist():
-            rows = []
-            for index, value in enumerate(program.ops[number].operands):
-                made = program.values[value]
-                # A sum may be scattered as its users need it.
-                waits = not sums and program.kind(made.op) in _SUMMING
-                if known[made.op] and made.type.shape and not waits:
-                    its = rules[made.op].results[made.result]
-                    rows.append(row(rules[number].operands[index], made.op, its))
-            if rows:
-                op_state[number] = max(rows, key=lambda each: sum(f != NONE for f in each))
-                known[number] = True
-
-    for _ in range(_ROUNDS):
-        forward(sums=False)
-        for number in np.flatnonzero(~known).tolist()[::-1]:
-            for value in program.ops[number].results[:1]:
-                user, index = users.get(value, (-1, 0))
-                if user >= 0 and known[user] and index < len(rules[user].operands):
-                    its = rules[user].operands[index]
-                    op_state[number] = row(rules[number].results[0], user, its)
-                    known[number] = True
-    forward(sums=True)
+        ops.setdefault((op.signature, at.file, at.line), []).append(number)
+    return {
+        (program.signatures[each], file, line): numbers
+        for (each, file, line), numbers in ops.items()
+    }
 
 
 def _of_most(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space: Space) -> States:

@@ -24,7 +24,6 @@ from toast.cost.policy_programs import NotWritten
 from toast.errors import TargetError
 from toast.hardware import Hardware
 from toast.plan.plan import Plan
-from toast.plan.written_policies import PolicyPrices
 from toast.program import PRESETS, BlockPolicy, MemoryPolicy, Program, RunRange, preset
 from toast.program.memory_policy import UNNAMED
 from toast.records import uncached_copy
@@ -116,7 +115,7 @@ class SurveyPolicies:
             surveyed.model, surveyed.memory_bytes, tuple(self._presets.values()), surveyed.state
         )
         self._memo: PolicyMemo = self._model.memo(surveyed.memory_bytes)
-        self._programs = PolicyPrices(surveyed.model, surveyed.state)
+        self._programs = surveyed.policy_prices
         self._by_layers: dict[float, SurveyedChoice | None] = {}  # by limit
         self._cuts: dict[str, tuple[int, ...]] = {}
         self._known: dict[tuple[tuple[str, tuple[int, ...]], ...], SurveyPolicies] = {(): self}

@@ -258,8 +258,19 @@ class Program:
     @functools.cached_property
     def value_bytes(self) -> tuple[int, ...]:
         """``[values]`` the bytes of each value."""
-        types = zip(self.values, self.elements, strict=True)
-        return tuple([elements * element_bytes(value.type.dtype) for value, elements in types])
+        return tuple([n * size for n, size in zip(self.elements, self.element_bytes, strict=True)])
+
+    @functools.cached_property
+    def element_bytes(self) -> tuple[int, ...]:
+        """``[values]`` the bytes of an element of each value."""
+        dtypes = [value.type.dtype for value in self.values]
+        known = {dtype: element_bytes(dtype) for dtype in {*dtypes}}
+        return tuple([known[dtype] for dtype in dtypes])
+
+    @functools.cached_property
+    def most_dimensions(self) -> int:
+        """The most dimensions of a value, at least 1."""
+        return max([1, *(len(value.type.shape) for value in self.values)])
 
     def condition_runs(self, carry: int) -> int:
         """How often in a step the condition of the loop with the op ``carry`` runs.

@@ -443,6 +443,11 @@ class ModuleSource:
 
     def location(self, op: int) -> Location:
         """The source location of an op of the program."""
+        if op not in self._of_ops:
+            self._of_ops[op] = self._location(op)
+        return self._of_ops[op]
+
+    def _location(self, op: int) -> Location:
         operation = self.operations[op]
         if operation is None:
             return Location()
@@ -453,8 +458,13 @@ class ModuleSource:
         return self._locations[place]
 
     @functools.cached_property
-    def _locations(self) -> dict[Any, Location]:
+    def _of_ops(self) -> dict[int, Location]:
         """The locations that were asked for: passes, notes and files ask for all of them."""
+        return {}
+
+    @functools.cached_property
+    def _locations(self) -> dict[Any, Location]:
+        """The locations of :attr:`_of_ops`, by the locations of MLIR operations."""
         return {}
 
     def copied(self) -> ModuleSource:
