@@ -139,8 +139,8 @@ def apply(
             "--memory",
             parser=memory_gib,
             metavar="GIB",
-            help="Memory limit per device in GiB, or with a unit; default: the plan's. If it is set, "
-            "it is an error if the plan does not fit.",
+            help="Memory limit per device in GiB, or with a unit; default: the plan's. If it is "
+            "set, it is an error if the plan does not fit.",
         ),
     ] = None,
     safety: Annotated[
