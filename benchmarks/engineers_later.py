@@ -9,6 +9,8 @@ They were written when causes of errors of the first sixteen had been looked for
 from __future__ import annotations
 
 import itertools
+import pathlib
+import sys
 from typing import Any
 
 import jax
@@ -31,6 +33,8 @@ from engineers import (
     split,
 )
 from grammar import ENGINEERS, Stranger, shape
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from toast.models import Model
 
