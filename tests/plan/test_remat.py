@@ -186,6 +186,53 @@ def test_notes_say_what_is_recomputed_first() -> None:
     assert "at most 512 MiB less waits on the device for the backward pass" in moved[1]
 
 
+def test_ranges_are_those_of_one_microbatch() -> None:
+    ranges = "layer[:1]: keep=@product; layer[1:3]: recompute=*; layer[3:]: keep=*"
+    once, four = (plan(ranges, number).note.splitlines() for number in (1, 4))
+    assert [line.partition(";")[0] for line in once[:3]] == [
+        "remat, first 1 of 4 runs of layer",
+        "remat, 2 of 4 runs of layer, from number 2 on",
+        "remat, last 1 of 4 runs of layer",
+    ]
+    assert four[0] == "the batch is cut into 4 microbatches"
+    assert [line.partition(";")[0] for line in four[1:4]] == [
+        f"{line.partition(';')[0]}, in each of 4 microbatches" for line in once[:3]
+    ]
+
+
+def test_the_note_says_what_the_program_recomputes_itself() -> None:
+    def outer(x: Any, w: Any) -> Any:
+        own = jax.checkpoint(lambda x, w: jnp.sin(x @ w["second"]))
+        return x + own(jnp.sin(x @ w["first"]), w)
+
+    def whole(marked: Any, params: Any, x: Any) -> Any:
+        x, _ = jax.lax.scan(lambda x, one: (marked(x, one), None), x, params)
+        return jnp.mean(x**2)
+
+    def note(marked: Any, remat: str) -> list[str]:
+        gradient = jax.grad(functools.partial(whole, marked))
+        return toast.plan(
+            gradient, *arrays(1024, 128), mesh="data=4", hardware="tpu-v5e", settings=SETTINGS,
+            remat=remat,
+        ).note.splitlines()  # fmt: skip
+
+    place = r"<lambda> at test_remat.py:\d+"
+    none = note(toast.checkpoint(outer), "none")
+    kept = f"remat none, 4 runs of outer; everything is kept but what {place} recomputes"
+    assert re.fullmatch(kept, none[0])
+    said = (
+        f"left as it is: {place} has a jax.checkpoint of its own, which recomputes in outer "
+        "whatever the plan does; toast.checkpoint in its place lets plans decide"
+    )
+    assert re.fullmatch(said, none[1])
+    beside = (
+        f"left as it is: {place} has a jax.checkpoint of its own, so that the plan decides nothing "
+        r"about the rest of the scan at test_remat.py:\d+ \(whole\); toast.checkpoint in its "
+        "place lets plans decide"
+    )
+    assert any(re.fullmatch(beside, line) for line in note(outer, "auto"))
+
+
 def test_policies_with_several_blocks_share_a_line() -> None:
     def two(weights: Any, x: Any) -> Any:
         def first(w: Any, x: Any) -> Any:

@@ -428,7 +428,7 @@ def _changed_policy(
             "to the memory of the host; add it to a copy of the file, and plan with that"
         )
     names = [name for name in (part.strip() for part in value.split(",")) if name]
-    return memory.policy.changed(memory.blocks, choice, names)
+    return memory.policy.changed(memory.blocks, choice, names, dict(memory.own_names))
 
 
 def _machine(saved: Saved, hardware: str | None) -> Hardware:
