@@ -2,7 +2,7 @@
 
 >>> import toast
 >>> print(*sorted(name for name in toast.__all__ if name.islower()))
-accumulate analyze apply_plan checkpoint diff fit jit plan replicate shard split
+accumulate analyze apply_plan checkpoint diff fit jit plan replicate shard split why_not
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from toast.frontend.microbatches import accumulate
     from toast.frontend.mlir.annotations import replicate, shard, split
     from toast.hardware import Hardware, Mesh
+    from toast.other_policies import why_not
     from toast.plan import Applied, Plan
     from toast.plan.diff import Difference, diff
     from toast.planned_function import PlannedFunction, jit
@@ -53,6 +54,7 @@ __all__ = [
     "replicate",
     "shard",
     "split",
+    "why_not",
 ]
 
 lazy.package(
@@ -85,6 +87,7 @@ lazy.package(
             "apply_plan",
             "plan",
         ),
+        "other_policies": ("why_not",),
         "fitting": (
             "Fit",
             "fit",

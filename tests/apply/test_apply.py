@@ -17,6 +17,7 @@ import toast
 from tests.helpers import action, analyzed, f32, mlp, model_of, printed
 from toast import api, report
 from toast.apply import Runnable, annotate, collectives_in, verify
+from toast.apply.verify import UnshardedRun
 from toast.errors import PlanError
 from toast.hardware import Mesh, load
 from toast.models import build
@@ -390,6 +391,34 @@ def test_nan_in_both_is_named() -> None:
     assert "all NaN: inconclusive" in text
     assert "yes, 1.6% NaN in both" in text
     assert "3 of 3 outputs equal, 1 of them all NaN and inconclusive" in text
+    assert (found.equal, found.inconclusive) == (True, ("result[0]",))
+    assert found.not_finite == {"result[0]": 1.0, "result[1]": 1 / 64}
+
+
+def test_what_is_not_finite_anywhere_is_not_said_to_be_equal() -> None:
+    """Neither NaN nor infinity can be told from the results of another program that has them."""
+    for nothing in (jnp.nan, jnp.inf):
+        plan = toast.plan(lambda x, n=nothing: x * n, f32(64, 32), mesh="d=8", hardware="tpu-v5e")
+        found = plan.verify()
+        assert [output.equal for output in found.outputs] == [True]
+        assert not found.equal
+        what = "NaN" if np.isnan(nothing) else "NaN or infinite"
+        assert str(found) == f"1 of 1 outputs equal, 1 of them all {what} and inconclusive"
+
+
+def test_inputs_are_smaller_where_results_would_overflow() -> None:
+    def deep(x: jax.Array, w: jax.Array) -> jax.Array:
+        x, _ = jax.lax.scan(lambda x, w: (x + x @ w, None), x, w)
+        return x - 2 * x.mean()
+
+    plan = toast.plan(deep, f32(64, 64), f32(64, 64, 64), mesh="d=8", hardware="tpu-v5e")
+    run = UnshardedRun.of(plan.analysis.program)
+    assert all(np.isfinite(array).all() for array in run.expected)
+    assert max(float(array.max()) for array in run.arguments) < 0.11 / 4
+    assert (plan.verify().equal, plan.verify().not_finite) == (True, {})
+    # Inputs of programs without NaN stay as they were.
+    small = toast.plan(jnp.tanh, f32(64, 64), mesh="d=8", hardware="tpu-v5e").analysis.program
+    assert UnshardedRun.of(small).arguments[0].max() > 0.1
 
 
 def test_results_of_a_step_are_not_placed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,14 @@ def test_another_policy_is_an_alternative(tmp_path: pathlib.Path) -> None:
     (explained,) = json.loads(pathlib.Path(answer).read_text())["explained"]
     numbers = {row["what"]: row for row in explained["searched"]["numbers"]}
     assert numbers["step time"]["second"] > numbers["step time"]["first"]
-    assert json.loads(pathlib.Path(other).read_text())["origin"]["remat"] == "full"
+    alternative = json.loads(pathlib.Path(other).read_text())
+    assert alternative["origin"]["remat"] == "full"
+    # The costs compare: both are relative to the unsharded step of the plan.
+    plan_cost = json.loads(pathlib.Path(file).read_text())["cost"]
+    assert f"cost {explained['searched']['cost']:.4g} (plan: {plan_cost:.4g})" in printed
+    steps = numbers["step time"]["second"] / numbers["step time"]["first"]
+    assert explained["searched"]["cost"] / plan_cost == pytest.approx(steps)
+    assert explained["searched"]["cost"] > plan_cost * 1.001
     # The way back is better.
     code, printed, _ = invoke("explain", other, "--why-not", "remat=none", *SHORT)
     assert "Better than the plan" in printed

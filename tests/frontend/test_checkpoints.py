@@ -294,6 +294,63 @@ def test_a_checkpoint_of_the_program_stays_and_is_named() -> None:
         program_of(_named(jax.grad(loss), "step"), stack(), f32(6, 8), remat="full")
 
 
+def own_inside(x: jax.Array, one: dict[str, jax.Array]) -> jax.Array:
+    """A layer with a ``jax.checkpoint`` of the program for a part of it."""
+    own = jax.checkpoint(layer, policy=jax.checkpoint_policies.save_only_these_names("query"))
+    return x + own(jnp.tanh(x @ one["wk"]), one)
+
+
+def nested(x: jax.Array, one: dict[str, jax.Array]) -> jax.Array:
+    return x + toast.checkpoint(layer)(jnp.tanh(x @ one["wk"]), one)
+
+
+def gradient_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.sum(scanned(function, x, params) ** 2)
+
+    return _named(jax.grad(loss), "step")
+
+
+def test_a_checkpoint_of_the_program_inside_of_a_block_is_named() -> None:
+    step = gradient_of(toast.checkpoint(own_inside))
+    memory = program_of(step, stack(), f32(6, 8), remat="none").memory
+    assert memory is not None
+    (place,) = block_of(memory).recomputes
+    assert re.fullmatch(r"layer at test_checkpoints.py:\d+", place)
+    assert memory.own == (
+        f"{place} has a jax.checkpoint of its own with policy save_only_these_names, which "
+        "recomputes in own_inside whatever the plan does",
+    )
+    for policy in ("*: keep=query", "own_inside: keep=quer*"):
+        name = policy.partition("=")[2].replace("*", "[*]")
+        with pytest.raises(TargetError, match=rf": {name} is a name in {place}, a jax.checkpoint of "
+            r"the program's own, whose policy is kept; use toast.checkpoint in its place, or other "
+            r"names; those of own_inside \("
+        ):  # fmt: skip
+            program_of(step, stack(), f32(6, 8), remat=policy)
+
+
+def test_a_checkpoint_of_the_program_excludes_the_scan_around_it() -> None:
+    with pytest.raises(TargetError, match=r"has a jax.checkpoint of its own with policy "
+        r"save_only_these_names, so that the plan decides nothing about the rest of the scan at "
+        r"test_checkpoints.py:\d+ \(scanned\); use toast.checkpoint"
+    ):  # fmt: skip
+        program_of(gradient_of(own_inside), stack(), f32(6, 8), remat="full")
+
+
+def test_a_block_in_a_block_is_a_part_of_it() -> None:
+    step = gradient_of(toast.checkpoint(nested))
+    trace, memory = traced(step, "none", stack(), random(6, 8))
+    assert "query" in block_of(memory).names
+    assert not memory.own
+    assert "checkpoint" not in str(trace.jaxpr)  # nothing is recomputed
+    full, _ = traced(step, "full", stack(), random(6, 8))
+    for some in (trace, full):
+        ours, theirs = some.lower().compile()(stack(), random(6, 8)), step(stack(), random(6, 8))
+        for one, other in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def named(*arguments: Any) -> Any:

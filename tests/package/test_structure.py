@@ -14,7 +14,7 @@ from tests.package import structure
 STAGES = (
     "errors", "boundary", "resources", "lazy", "files", "units", "text_tables", "paths", "parameter_names", "graphs", "distinct", "records", "garbage", "threads",
     "disk_cache", "logic", "hardware", "program", "ports", "frontend", "facts", "analysis", "uneven", "space", "cost", "inputs",
-    "search", "apply", "lower", "plan", "explain", "export", "models", "api", "fitting", "planned_function", "targets", "assurance", "evaluation",
+    "search", "apply", "lower", "plan", "explain", "export", "models", "api", "other_policies", "fitting", "planned_function", "targets", "assurance", "evaluation",
     "report", "cli", "__main__",
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import toast
-from toast.errors import HardwareError, TargetError
+from toast.errors import HardwareError, PlanError, TargetError
 from toast.hardware import load
 
 LAYERS = 4
@@ -184,6 +184,103 @@ def test_notes_say_what_is_recomputed_first() -> None:
     moved = plan("layer: offload=hidden.dot_general,x").note.splitlines()
     assert "; offloaded: hidden.dot_general, x" in moved[0]
     assert "at most 512 MiB less waits on the device for the backward pass" in moved[1]
+
+
+def test_ranges_are_those_of_one_microbatch() -> None:
+    ranges = "layer[:1]: keep=@product; layer[1:3]: recompute=*; layer[3:]: keep=*"
+    once, four = (plan(ranges, number).note.splitlines() for number in (1, 4))
+    assert [line.partition(";")[0] for line in once[:3]] == [
+        "remat, first 1 of 4 runs of layer",
+        "remat, 2 of 4 runs of layer, from number 2 on",
+        "remat, last 1 of 4 runs of layer",
+    ]
+    assert four[0] == "the batch is cut into 4 microbatches"
+    assert [line.partition(";")[0] for line in four[1:4]] == [
+        f"{line.partition(';')[0]}, in each of 4 microbatches" for line in once[:3]
+    ]
+
+
+def test_another_policy_is_an_alternative_in_python() -> None:
+    given, why_not = arrays(2**16, 512), functools.partial(toast.why_not, budget=1.0)
+    kept = plan("none")
+    full = why_not(kept, step, *given, remat="full")
+    assert (full.argument, full.spec, full.now) == ("remat", "full", ("none",))
+    assert not full.better
+    assert full.searched is not None
+    assert full.accept().policy == plan("full").policy
+    # Costs are those of one program, so that they compare as steps do.
+    steps = full.accept().after.step_seconds / kept.after.step_seconds
+    assert full.searched.cost / kept.cost == pytest.approx(steps) != 1.0
+    assert full.plan_cost == kept.cost
+    assert why_not(plan("full"), step, *given, remat="none").better
+
+    cut = why_not(kept, step, *given, microbatches=4)
+    assert (cut.now, cut.accept().microbatches, cut.accept().policy) == (("1",), 4, kept.policy)
+    moved = why_not(kept, step, *given, offload=["hidden.dot_general", "layer_input"])
+    assert moved.now == ("keep = hidden.dot_general,layer_input",)
+    assert moved.accept().policy.of("layer").offload == ("x", "hidden.dot_general")
+    again = why_not(plan("full"), step, *given, keep="hidden")
+    assert again.accept().policy.of("layer").keep[-1] == "hidden"
+
+
+def test_why_not_says_what_it_needs() -> None:
+    given = arrays(2**16, 512)
+    for option, value in (("remat", "full"), ("microbatches", 4)):
+        said = f"^{option}={value!r}: no argument has this name, .*; use toast.why_not\\(plan, "
+        with pytest.raises(PlanError, match=said):
+            plan("none").why_not(option, value)
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (given, {}, "toast.why_not: no alternative; use one of remat, microbatches, keep, "),
+        (given, {"remat": "full", "keep": "x"}, "toast.why_not: remat and keep; use one of "),
+        (arrays(2**15, 512), {"remat": "full"}, "has other arguments than the program of the plan"),
+        (given, {"remat": "full", "donate": 0}, "other arguments are donated than in the plan; "),
+        (
+            given,
+            {"recompute": "hidden"},
+            "recompute=hidden: the plan has hidden recomputed already",
+        ),
+        (given, {"remat": "half"}, "neither a policy nor a preset"),
+    ]
+    for arguments, options, message in cases:
+        with pytest.raises(toast.ToastError, match=message):
+            toast.why_not(plan("full"), step, *arguments, budget=0.0, **options)
+    with pytest.raises(PlanError, match=r"^keep=hidden: the plan has no memory policy, which this "
+        r"would change; use remat='\*: keep=\* keep=hidden', or make the plan with remat=$"
+    ):  # fmt: skip
+        toast.why_not(plan(), step, *given, keep="hidden", budget=0.0)
+
+
+def test_the_note_says_what_the_program_recomputes_itself() -> None:
+    def outer(x: Any, w: Any) -> Any:
+        own = jax.checkpoint(lambda x, w: jnp.sin(x @ w["second"]))
+        return x + own(jnp.sin(x @ w["first"]), w)
+
+    def whole(marked: Any, params: Any, x: Any) -> Any:
+        x, _ = jax.lax.scan(lambda x, one: (marked(x, one), None), x, params)
+        return jnp.mean(x**2)
+
+    def note(marked: Any, remat: str) -> list[str]:
+        gradient = jax.grad(functools.partial(whole, marked))
+        return toast.plan(
+            gradient, *arrays(1024, 128), mesh="data=4", hardware="tpu-v5e", settings=SETTINGS,
+            remat=remat,
+        ).note.splitlines()  # fmt: skip
+
+    place = r"<lambda> at test_remat.py:\d+"
+    none = note(toast.checkpoint(outer), "none")
+    kept = f"remat none, 4 runs of outer; everything is kept but what {place} recomputes"
+    assert re.fullmatch(kept, none[0])
+    said = (
+        f"left as it is: {place} has a jax.checkpoint of its own, which recomputes in outer "
+        "whatever the plan does; toast.checkpoint in its place lets plans decide"
+    )
+    assert re.fullmatch(said, none[1])
+    beside = (
+        f"left as it is: {place} has a jax.checkpoint of its own, so that the plan decides nothing "
+        r"about the rest of the scan at test_remat.py:\d+ \(whole\); toast.checkpoint in its "
+        "place lets plans decide"
+    )
+    assert any(re.fullmatch(beside, line) for line in note(outer, "auto"))
 
 
 def test_policies_with_several_blocks_share_a_line() -> None:

@@ -54,11 +54,13 @@ class OutputCheck:
     magnitude: float = 0.0
     #: The fraction of elements that are NaN in the unsharded program; they must be NaN in both.
     nan: float = 0.0
+    #: The fraction of elements that are neither NaN nor infinite there: only they have an error.
+    finite: float = 1.0
 
     @property
     def proves(self) -> bool:
-        """Whether the comparison proves anything: outputs that are all NaN prove nothing."""
-        return self.nan < 1.0
+        """Whether the comparison proves anything: outputs without a finite element do not."""
+        return self.finite > 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +74,30 @@ class Verification:
 
     @property
     def equal(self) -> bool:
-        """Whether every output is equal within tolerance."""
-        return all(output.equal for output in self.outputs)
+        """Whether every output is equal within tolerance, and an output proves anything.
+
+        Elements that are NaN or infinite in both programs count as equal: :attr:`not_finite` says
+        how many there are, :attr:`inconclusive` which outputs have no others.
+        """
+        proves = not self.outputs or any(output.proves for output in self.outputs)
+        return proves and all(output.equal for output in self.outputs)
+
+    @property
+    def inconclusive(self) -> tuple[str, ...]:
+        """The paths of equal outputs that are NaN or infinite everywhere and prove nothing."""
+        return tuple(o.path for o in self.outputs if o.equal and not o.proves)
+
+    @property
+    def not_finite(self) -> dict[str, float]:
+        """The fractions of elements that are NaN or infinite, of the outputs that have any."""
+        return {o.path: 1.0 - o.finite for o in self.outputs if o.finite < 1.0}
+
+    def __str__(self) -> str:
+        equal = sum(output.equal for output in self.outputs)
+        empty = [output for output in self.outputs if output.path in self.inconclusive]
+        what = "NaN" if all(output.nan == 1.0 for output in empty) else "NaN or infinite"
+        proven = f", {len(empty)} of them all {what} and inconclusive" if empty else ""
+        return f"{equal} of {len(self.outputs)} outputs equal{proven}"
 
 
 def random_arguments(program: Program, seed: int, *, block: int | None = None) -> list[Any]:
@@ -156,14 +180,22 @@ class UnshardedRun:
 
     @staticmethod
     def of(program: Program, seed: int = 0) -> UnshardedRun:
-        """Runs ``program`` unsharded.  Parameters and errors are those of :func:`verify`."""
+        """Runs ``program`` unsharded.  Parameters and errors are those of :func:`verify`.
+
+        If results are NaN or infinite, which no comparison sees through, the inputs are smaller.
+        """
         _check_runs(program)
         assert isinstance(program.source, ModuleSource)
         arguments = random_arguments(program, seed)
         with _named_errors(program), word_size(program):
-            source = program.source.whole or program.source
-            expected = _reference(program, source)(*arguments)
-        return UnshardedRun(program, arguments, [np.asarray(array) for array in expected])
+            run = _reference(program, program.source.whole or program.source)
+            expected = [np.asarray(array) for array in run(*arguments)]
+            if (lost := _not_finite(expected)) > 0:
+                smaller = _smaller(program, arguments)
+                others = [np.asarray(array) for array in run(*smaller)]
+                if _not_finite(others) < lost:
+                    arguments, expected = smaller, others
+        return UnshardedRun(program, arguments, expected)
 
     def verify(
         self,
@@ -189,6 +221,31 @@ class UnshardedRun:
         )
         collectives = collectives_in(sharded.compiled_text()) if count else {}
         return Verification(outputs, collectives)
+
+
+def _not_finite(arrays: Iterable[Any]) -> int:
+    """The number of elements that are NaN or infinite."""
+    return sum(
+        int((~np.isfinite(array.astype(_wide(array.dtype)))).sum())
+        for array in arrays if array.dtype.kind not in "biu"
+    )  # fmt: skip
+
+
+def _smaller(program: Program, arguments: list[Any]) -> list[Any]:
+    """Arguments whose products do not grow from layer to layer, as those of 0.01 to 0.11 may.
+
+    The largest dimension of an array may be summed over: 16 elements add up to about 1.
+    """
+    free = len(arguments) - len(program.captured_arrays)
+    types = [program.values[value].type for value in program.argument_values]
+    wide = [
+        number < free and len(type_.shape) > 1 and type_.dtype in TOLERANCE
+        for number, type_ in enumerate(types)
+    ]
+    return [
+        (array * min(1.0, 16 / max(1, *array.shape))).astype(array.dtype) if shrinks else array
+        for array, shrinks in zip(arguments, wide, strict=True)
+    ]
 
 
 def _check_runs(program: Program) -> None:
@@ -266,7 +323,7 @@ def check_output(path: str, actual: Any, expected: Any, limit: float) -> OutputC
         error = 0.0 if same else np.inf
         magnitude = float(np.abs(expected.astype(np.float64)).max(initial=0.0))
         return OutputCheck(path, error, error, same, magnitude)
-    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    wide = _wide(expected.dtype)
     a, e = actual.astype(wide), expected.astype(wide)
     finite = np.isfinite(e)
     # Infinities and NaNs have no error; they must be equal.
@@ -274,5 +331,10 @@ def check_output(path: str, actual: Any, expected: Any, limit: float) -> OutputC
     error = float(np.abs(a[finite] - e[finite]).max(initial=0.0)) if alike else np.inf
     scale = float(np.abs(e[finite]).max(initial=0.0))
     relative = error / scale if scale else error
-    nan = float(np.isnan(e).mean()) if e.size else 0.0
-    return OutputCheck(path, error, relative, relative <= limit, scale, nan)
+    nan, known = (float(np.isnan(e).mean()), float(finite.mean())) if e.size else (0.0, 1.0)
+    return OutputCheck(path, error, relative, relative <= limit, scale, nan, known)
+
+
+def _wide(dtype: Any) -> Any:
+    """The type in which elements of a type of floats are compared."""
+    return np.complex128 if dtype.kind == "c" else np.float64

@@ -45,7 +45,7 @@ def verify(
 
     The program runs on CPU devices. A model is planned and run in its small form. The search
     assumes links without latency and scarce memory, so that a small program is sharded like a large
-    one. Exits with code 1 if an output differs.
+    one. Exits with code 1 if an output differs, or all outputs are NaN.
     """
     from toast.errors import MeshError
     from toast.hardware import Mesh

@@ -9,7 +9,7 @@ import json
 import pathlib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,7 +33,7 @@ from toast.units import size_text
 if TYPE_CHECKING:
     from toast.hardware import Hardware
     from toast.plan import Applied, Plan, Saved, WhyNot
-    from toast.program import Choice, MemoryPolicy
+    from toast.program import MemoryPolicy
 
 app = group("")
 
@@ -302,38 +302,16 @@ def plan_with(source: Source, plan: Plan, option: str, value: str, budget: float
     :func:`toast.plan`.
     """
     from toast.errors import PlanError
-    from toast.explain import other_policy
-    from toast.plan import joint_plan
+    from toast.other_policies import alternative
 
-    changes: dict[str, Any] = {option: value}
-    before: tuple[str, ...] = ()
-    if (option, value) == ("remat", "auto"):
-        _check_not_joint(plan)
-        with progress() as show:
-            other = joint_plan(
-                functools.partial(_planned, source, plan, budget, show), show,
-                may_cut_batch=source.microbatches is None,
-            )  # fmt: skip
-        return other_policy(plan, other, option, value)
-    if option == "microbatches":
-        if not re.fullmatch(r"[1-9]\d{0,8}", value):
-            raise PlanError(f"--why-not 'microbatches={value}': write a number, such as 4")
-        changes = {option: int(value)}
-    elif option != "remat":
-        policy, before = _changed_policy(plan, cast("Choice", option), value)
-        changes = {"remat": policy}
+    if option == "microbatches" and not re.fullmatch(r"[1-9]\d{0,8}", value):
+        raise PlanError(f"--why-not 'microbatches={value}': write a number, such as 4")
     with progress() as show:
-        other = _replanned(dataclasses.replace(source, **changes), plan, budget, show)
-    return other_policy(plan, other, option, value, before)
-
-
-def _replanned(source: Source, plan: Plan, budget: float, show: Callable[[Any], None]) -> Plan:
-    """The plan of ``source``, which is the program of ``plan`` traced in another way.
-
-    The search starts from the shardings of ``plan``, under the same options, and takes at most
-    ``budget`` seconds.  The result may not fit.
-    """
-    return _planned(source, plan, budget, show, source.remat)
+        return alternative(
+            plan, option, int(value) if option == "microbatches" else value,
+            functools.partial(_planned, source, plan, budget, show), own_policy=source.remat,
+            may_cut_batch=source.microbatches is None, progress=show, asked="--why-not ",
+        )  # fmt: skip
 
 
 def _planned(
@@ -346,32 +324,20 @@ def _planned(
     start: Plan | None = None,
     microbatches: int | None = None,
 ) -> Plan:
-    """The plan of ``source`` with a memory policy; the search starts from another plan.
+    """The plan of ``source``, the program of ``plan``, with a memory policy.
 
-    Without one, it starts from the shardings of ``plan``.
+    The search starts from another plan, or else from the shardings of ``plan``, under the same
+    options, and takes at most ``budget`` seconds.  The result may not fit.
     """
-    from toast import api
-    from toast.plan import with_same_shardings
-    from toast.search import Settings
+    from toast.other_policies import planned_alike
 
     source = dataclasses.replace(
         source, remat=policy, microbatches=microbatches or source.microbatches
     )
     analysis = source.analysis(show, partitioner=plan.analysis.lowering)
-    memory = analysis.program.memory
-    alike = memory is None or memory.microbatches == plan.microbatches
-    if start is None:
-        start = with_same_shardings(plan, analysis) if alike else plan
-    # A limit of the user would be an error for plans that do not fit.
-    machine = dataclasses.replace(plan.hardware, memory_limit_bytes=plan.memory_bytes)
-    other = api.plan(
-        analysis, mesh=plan.mesh, hardware=machine, safety=plan.safety, overlap=plan.model.overlap,
-        constraints=plan.constraints, resolution=plan.resolution,
-        start=start,
-        settings=Settings(seed=plan.seed, budget=budget), progress=show,
-    )  # fmt: skip
+    other = planned_alike(plan, analysis, start=start, budget=budget, progress=show)
     written = plan.origin.hardware if plan.origin else plan.hardware.name
-    return dataclasses.replace(other, hardware=plan.hardware, origin=source.origin(written))
+    return dataclasses.replace(other, origin=source.origin(written))
 
 
 def policy_plans(source: Source, plan: Plan, show: Callable[[Any], None]) -> list[Plan]:
@@ -397,40 +363,6 @@ def policy_plans(source: Source, plan: Plan, show: Callable[[Any], None]) -> lis
             written = plan.origin.hardware if plan.origin else plan.hardware.name
             plans.append(dataclasses.replace(other, origin=chosen.origin(written)))
     return plans
-
-
-def _check_not_joint(plan: Plan) -> None:
-    """Raises :class:`toast.errors.PlanError` for a plan whose policy was chosen jointly."""
-    from toast.errors import PlanError
-    from toast.plan import is_joint
-
-    if is_joint(plan):
-        raise PlanError(
-            "--why-not remat=auto: the plan has the policy that remat=auto chose; name another one,"
-            " such as remat=minimal"
-        )
-
-
-def _changed_policy(
-    plan: Plan, choice: Choice | Literal["gathered"], value: str
-) -> tuple[MemoryPolicy, tuple[str, ...]]:
-    """The policy of a plan with another choice for residuals, and what it did with these."""
-    from toast.errors import HardwareError, PlanError
-
-    memory, asked = plan.analysis.program.memory, f"--why-not {choice}={value}"
-    if memory is None or memory.policy is None:
-        others = "recompute" if choice == "gathered" else "keep"
-        raise PlanError(
-            f"{asked}: the plan has no memory policy, which this would change; use --why-not "
-            f"'remat=*: {others}=* {choice}={value}', or make the plan with --remat"
-        )
-    if choice == "offload" and not plan.hardware.has_host_link:
-        raise HardwareError(
-            f"{asked}: the file of {plan.hardware.name} has no [host] with the speed of the link "
-            "to the memory of the host; add it to a copy of the file, and plan with that"
-        )
-    names = [name for name in (part.strip() for part in value.split(",")) if name]
-    return memory.policy.changed(memory.blocks, choice, names)
 
 
 def _machine(saved: Saved, hardware: str | None) -> Hardware:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from toast.cost import CostModel
-from toast.errors import PinError
+from toast.errors import PinError, PlanError
 from toast.explain.arguments import argument_number
 from toast.explain.collective_causes import explain_collectives
 from toast.paths import folded, is_pattern, matches
@@ -26,6 +26,9 @@ from toast.plan.prediction import numbers
 from toast.search import SearchResult, Settings, begin_with_fixed, find
 from toast.space import Action, Constraints, Space
 from toast.space.constraints import is_open, parse_spec
+
+#: What is no argument, but an option of another trace (:func:`toast.why_not`).
+POLICY_OPTIONS = ("remat", "microbatches", "keep", "recompute", "offload", "gathered")
 
 
 def why_not(
@@ -50,6 +53,11 @@ def why_not(
     analysis = plan.analysis
     if not isinstance(argument, str):
         argument_number(plan, argument)  # raises the error
+    if argument in POLICY_OPTIONS and not any(matches(argument, path) for path in plan.arguments):
+        raise PlanError(
+            f"{argument}={spec!r}: no argument has this name, and a memory policy takes another "
+            f"trace; use toast.why_not(plan, function, *arguments, {argument}={spec!r})"
+        )
     if not isinstance(spec, Iterable) or isinstance(spec, Mapping):
         raise PinError(f"{argument}: {spec!r} is not a sharding; write P('data', None)")
     entries = parse_spec(spec) if isinstance(spec, str) else tuple(spec)
@@ -98,7 +106,7 @@ def other_policy(
     :param option: ``remat``, ``microbatches``, or what happens to some residuals (``offload``).
     :param value: its value in ``other``: for the last, the names of residuals.
     :param before: what the plan does with these residuals (``keep``).
-    :returns: the comparison; costs are in steps of the unsharded program of ``other``.
+    :returns: the comparison.
     """
     now: tuple[str, ...]
     if option == "microbatches":
@@ -110,12 +118,11 @@ def other_policy(
         )  # fmt: skip
     else:
         now = (plan.policy.label if plan.policy else "what the program says",)
-    scale = plan.before.step_seconds / other.before.step_seconds
     # The ops of the programs differ, and so do all their collectives.
     alternative = dataclasses.replace(_alternative(plan, other), appear=(), vanish=())
     return WhyNot(
         option, value, now, searched=alternative,
-        plan_cost=plan.cost * scale, plan_fits=plan.fits,
+        plan_cost=plan.cost, plan_fits=plan.fits,
     )  # fmt: skip
 
 
@@ -209,8 +216,25 @@ def _alternative(plan: Plan, other: Plan) -> Alternative[Plan]:
             for path, spec in plan.arguments.items()
             if plan.mesh.sharding(other.arguments[path]) != plan.mesh.sharding(spec)
         ),
+        cost=_cost_as_of(plan, other),
     )
 
+
+def _cost_as_of(plan: Plan, other: Plan) -> float:
+    """The cost of another plan, relative to the unsharded program of ``plan``.
+
+    Programs with other memory policies have other unsharded steps and peaks.
+    """
+    mine, theirs = plan.model, other.model
+    time = other.after.step_seconds / max(theirs.initial_seconds, _TINY)
+    misfit = max(0.0, other.cost - time) if not other.fits else 0.0
+    seconds = max(theirs.initial_seconds, _TINY) / max(mine.initial_seconds, _TINY)
+    peaks = max(theirs.initial_peak, 1.0) / max(mine.initial_peak, 1.0)
+    return (other.cost - misfit) * seconds + misfit * peaks
+
+
+#: Programs without time must not divide by zero.
+_TINY = float(np.finfo(np.float64).tiny)
 
 #: Smaller counts of a collective are ignored: XLA merges shares of some.
 _SHARE = 0.01

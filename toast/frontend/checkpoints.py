@@ -13,6 +13,7 @@ import jax.extend.core
 
 from toast.frontend import memory_tracing
 from toast.frontend.memory_tracing import MemoryTrace
+from toast.frontend.own_checkpoints import checkpoint_place, checkpoints_in, leave
 from toast.frontend.residual_names import (
     ArgumentPlaces,
     closed_jaxpr,
@@ -69,8 +70,10 @@ def checkpoint(
     @functools.wraps(function)
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
         trace = memory_tracing.current()
-        if trace is None or not memory_tracing.planned() or trace.inside:
+        if trace is None or not memory_tracing.planned():
             return plain(*arguments, **keywords)
+        if trace.inside:  # a part of the block around it, which decides about its values
+            return function(*arguments, **keywords)
         places = {place % len(arguments) for place in fixed if -len(arguments) <= place}
         free = [number for number in range(len(arguments)) if number not in places]
 
@@ -126,7 +129,13 @@ def policed(
         return None
     if all(residual.kind == "input" for residual in block.residuals):
         return None
-    return PolicedBlock(trace, closed, trace.add(block), with_names, places, prevent_cse)
+    own = [equation for equation, _ in checkpoints_in(closed.jaxpr)]
+    block = trace.add(
+        dataclasses.replace(block, recomputes=tuple(dict.fromkeys(map(checkpoint_place, own))))
+    )
+    for equation in own:
+        leave(trace, equation, f"which recomputes in {block.name} whatever the plan does")
+    return PolicedBlock(trace, closed, block, with_names, places, prevent_cse)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from toast.frontend.checkpoints import PlannedPolicy, policed
 from toast.frontend.memory_tracing import MemoryTrace
 from toast.frontend.mlir.gradients import argument_names, changed_before_gradients
+from toast.frontend.own_checkpoints import checkpoints_in, leave
 from toast.frontend.residual_names import (
     PRODUCTS,
     REMATS,
@@ -93,12 +94,14 @@ class _BlockSearch:
         repeated: bool = False,
         runs: int = 1,
         looped: bool = False,
+        around: str = "",
     ) -> Any:
         """A jaxpr with the policy around its scans and repeated layers, as far as wished.
 
         Marked blocks that keep everything become plain equations.  ``names`` are those of its
         arguments, ``runs`` is how often the jaxpr runs, and ``looped`` whether it is in the body of
-        a loop.
+        a loop.  ``around`` is the scan that it is the body of, as text, if a ``jax.checkpoint`` of
+        the program keeps the policy from other values there.
         """
         self._name(jaxpr, names)
         layers = self._layers(jaxpr) if blocks and repeated else {}
@@ -115,13 +118,13 @@ class _BlockSearch:
             name = equation.primitive.name
             inner = inner_jaxpr(equation)
             if name in REMATS:
-                equations += self._marked(equation, inner, runs, looped=looped)
+                equations += self._marked(equation, inner, runs, looped=looped, around=around)
             elif name == "scan":
                 equations += self._scan(equation, inner, blocks, runs, looped=looped)
             elif inner is not None:
                 new = self.in_jaxpr(
                     inner, _own_names(inner), blocks=blocks, repeated=repeated, runs=runs,
-                    looped=looped,
+                    looped=looped, around=around,
                 )  # fmt: skip
                 equations.append(with_inner_jaxpr(equation, new))
             else:
@@ -172,16 +175,18 @@ class _BlockSearch:
             )
         return layers
 
-    def _marked(self, equation: Any, inner: Any, runs: int, *, looped: bool) -> list[Any]:
-        """The equations for one of ``jax.checkpoint``.
+    def _marked(
+        self, equation: Any, inner: Any, runs: int, *, looped: bool, around: str
+    ) -> list[Any]:
+        """The equations for one of ``jax.checkpoint``; ``around`` is as for :meth:`in_jaxpr`.
 
         The forward and the backward pass of a scan are loops of their own, between which XLA
         eliminates no common subexpressions: a barrier would only keep it from fusing.
         """
         policy = equation.params.get("policy")
         if not isinstance(policy, PlannedPolicy):
-            own = _policy_text(policy)
-            self._trace.remark(f"{_place(inner)} has a jax.checkpoint of its own{own}")
+            effect = f"so that the plan decides nothing about the rest of {around}"
+            leave(self._trace, equation, effect if around else "")
             return [equation]
         found = policy.policed
         if looped:
@@ -217,14 +222,18 @@ class _BlockSearch:
         self, equation: Any, body: Any, blocks: bool, runs: int, *, looped: bool
     ) -> list[Any]:
         length, unroll = equation.params["length"], equation.params["unroll"]
-        if not blocks or any(_remats(body)):  # the layers in it are marked
+        if not blocks or any(checkpoints_in(body)):  # the layers in it are marked
             lengths = self._lengths(body, length, runs)
+            apart = not any(map(_is_planned, checkpoints_in(body))) and any(
+                not _is_decided(e) and e.primitive.name not in _PARTS for e in body.eqns
+            )
+            around = f"the scan at {source_text(equation)}" if apart else ""
             return split_scan(
                 equation, lengths,
                 [
                     self.in_jaxpr(
                         body, blocks=False, runs=runs * part,
-                        looped=looped or _is_loop(part, unroll),
+                        looped=looped or _is_loop(part, unroll), around=around,
                     )
                     for part in lengths
                 ],
@@ -498,26 +507,18 @@ def _is_heavy(equation: Any) -> bool:
 def _is_decided(equation: Any) -> bool:
     """Whether an equation is a ``jax.checkpoint``, or has one inside."""
     inner = inner_jaxpr(equation)
-    return equation.primitive.name in REMATS or (inner is not None and any(_remats(inner)))
+    return equation.primitive.name in REMATS or (inner is not None and any(checkpoints_in(inner)))
 
 
-def _remats(jaxpr: Any) -> Iterator[tuple[Any, int]]:
-    """The equations of ``jax.checkpoint`` in a jaxpr, and how often loops run each."""
-    for equation in jaxpr.eqns:
-        inner = inner_jaxpr(equation)
-        if inner is None:
-            continue
-        if equation.primitive.name in REMATS:
-            yield equation, 1
-        else:
-            times = equation.params["length"] if equation.primitive.name == "scan" else 1
-            yield from ((found, runs * times) for found, runs in _remats(inner))
+def _is_planned(found: tuple[Any, int]) -> bool:
+    """Whether an equation of ``jax.checkpoint``, with its runs, is that of a marked block."""
+    return isinstance(found[0].params.get("policy"), PlannedPolicy)
 
 
 def _marked_runs(jaxpr: Any) -> dict[str, int]:
     """How often a jaxpr runs each marked block."""
     found: collections.Counter[str] = collections.Counter()
-    for equation, runs in _remats(jaxpr):
+    for equation, runs in checkpoints_in(jaxpr):
         policy = equation.params.get("policy")
         if isinstance(policy, PlannedPolicy):
             found[policy.block] += runs
@@ -532,24 +533,6 @@ def _name(jaxpr: Any) -> str:
     text = str(getattr(jaxpr.debug_info, "func_src_info", "")).split(" at ")[0]
     name = re.sub(r"[^\w.]", "", text.rpartition(".")[2]).strip("_")
     return name if name and not text.startswith("<") and name != "lambda" else "scan"
-
-
-def _policy_text(policy: Any) -> str:
-    """The policy of a ``jax.checkpoint`` as text, if it has one."""
-    if policy is None:
-        return ""
-    # Policies of older versions of JAX are no functions.  Of two names, the last is the newer one.
-    listed = sorted(
-        name for name, known in vars(jax.checkpoint_policies).items() if known == policy
-    )
-    own = getattr(policy, "__qualname__", listed[-1] if listed else type(policy).__qualname__)
-    return f" with policy {own.partition('.<locals>')[0].strip('_')}"
-
-
-def _place(jaxpr: Any) -> str:
-    """The function of a jaxpr with its place: ``layer at model.py:12``."""
-    name, _, path = str(getattr(jaxpr.debug_info, "func_src_info", "a block")).partition(" at ")
-    return f"{name} at {path.rpartition('/')[2]}" if path else name
 
 
 def _own_names(jaxpr: Any) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -44,6 +44,8 @@ class MemoryTrace:
     accumulated: list[int] = dataclasses.field(default_factory=list)
     #: Recomputation of the program that stays, and blocks that cannot be computed again.
     own: list[str] = dataclasses.field(default_factory=list)
+    #: Names of values in a ``jax.checkpoint`` of the program, and where this is.
+    own_names: dict[str, str] = dataclasses.field(default_factory=dict)
     #: Whether the body of a block is being traced: blocks inside it are parts of it.
     inside: bool = False
     #: How often the loops of microbatches run what is being traced.
@@ -64,7 +66,10 @@ class MemoryTrace:
     def _count(self, block: Block, runs: int) -> None:
         known = self.blocks.get(block.name)
         runs += known.runs if known else 0
-        self.blocks[block.name] = dataclasses.replace(block, runs=runs)
+        alike = known is None or known.repeats == self.repeats
+        self.blocks[block.name] = dataclasses.replace(
+            block, runs=runs, repeats=self.repeats if alike else 1
+        )
 
     def decision(self, block: Block) -> BlockPolicy:
         """The decision for a block; everything is kept where its runs decide differently."""
@@ -87,6 +92,11 @@ class MemoryTrace:
         if text not in self.own:
             self.own.append(text)
 
+    def leave(self, text: str, names: Iterable[str], place: str) -> None:
+        """Records a ``jax.checkpoint`` of the program, with the names of values in it."""
+        self.remark(text)
+        self.own_names.update((name, place) for name in names if name not in self.own_names)
+
     def record(self, name: str, *, differentiated: bool = True) -> TracedMemory:
         """What the trace of the program ``name`` did, after it is complete.
 
@@ -103,9 +113,12 @@ class MemoryTrace:
         blocks = tuple(self.blocks.values())
         if self.policy is not None and not (blocks and (differentiated or self.gradients)):
             self._check_blocks(name, self.policy)
-        policy = self.policy and self.policy.resolved(blocks)
+        policy = self.policy and self.policy.resolved(blocks, self.own_names)
         microbatches = max(self.accumulated, default=1)
-        return TracedMemory(policy, microbatches, blocks, tuple(self.own), bool(self.accumulated))
+        return TracedMemory(
+            policy, microbatches, blocks, tuple(self.own), bool(self.accumulated),
+            tuple(self.own_names.items()),
+        )  # fmt: skip
 
     def _check_blocks(self, name: str, policy: MemoryPolicy) -> None:
         """Raises an error if a program without blocks cannot have the policy."""

@@ -137,7 +137,7 @@ def _residual_names(closed: Any, inputs: Sequence[str]) -> ResidualNames:
     """The names of the residuals of a jaxpr; ``inputs`` are those of its arguments."""
     places, needed = _needed(closed)
     found: dict[str, _NamedValues] = {}
-    taken: set[str] = set(_own_names(closed.jaxpr))
+    taken: set[str] = set(own_names(closed.jaxpr))
     readable: dict[_Place, str] = {}
     of_program: dict[_Place, str] = {}
     mine = [
@@ -306,14 +306,14 @@ def _own_name(equation: Any) -> str:
     return str(equation.params["name"]) if _is_name(equation) else ""
 
 
-def _own_names(jaxpr: Any) -> Iterator[str]:
+def own_names(jaxpr: Any) -> Iterator[str]:
     """The names that the program itself gives values."""
     for equation in jaxpr.eqns:
         if _is_name(equation):
             yield str(equation.params["name"])
         inner = inner_jaxpr(equation)
         if inner is not None:
-            yield from _own_names(inner)
+            yield from own_names(inner)
 
 
 # -- putting names in ------------------------------------------------------------------------------

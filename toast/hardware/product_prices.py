@@ -53,9 +53,10 @@ class ProductPrices:
     #: Elements of its larger operand that a product in a loop loads into the matrix unit per
     #: second, if the operand is the same in each iteration.
     weights_per_s: float = math.inf
-    #: Multiply-adds of depthwise convolutions per second, with the features padded to lanes, and of
-    #: the gradients of their kernels; 0 if they are priced as products.
+    #: Multiply-adds of depthwise convolutions per second, with the features padded to lanes; 0 if
+    #: they are priced as products.
     depthwise_per_s: float = 0.0
+    #: The same of the gradients of their kernels.
     depthwise_sums_per_s: float = 0.0
     #: Bytes that a kernel moves before it begins to compute, and after it ends.
     window_bytes: float = 0.0

@@ -22,7 +22,13 @@ from toast.program import (
     Spec,
     element_bytes,
 )
-from toast.program.memory_policy import CHOICES, DONE, MARKED_WITH_POLICY, UNNAMED
+from toast.program.memory_policy import (
+    CHOICES,
+    DONE,
+    MARKED_WITH_POLICY,
+    OWN_CHECKPOINT,
+    UNNAMED,
+)
 from toast.units import listed, size_text
 
 #: The most names that a note lists for a choice.
@@ -30,6 +36,9 @@ _NAMED = 4
 
 #: Smaller shares of a price count as equal.
 _SAME = 1e-3
+
+#: The end of the line for a ``jax.checkpoint`` of the program.
+_INSTEAD = "; toast.checkpoint in its place lets plans decide"
 
 #: Parts of the line for a plan alone.
 _SPENT, _FREED = "recomputation takes", "less waits on the device for the backward pass"
@@ -55,7 +64,8 @@ def memory_notes(plan: Plan) -> list[str]:
             if shown := _names(block, decision, choice, sizes):
                 parts.append(f"{DONE[choice]}: {listed(shown, _NAMED)}")
         if len(parts) == 1 and parts[0].startswith("kept"):
-            parts = ["everything is kept"]
+            apart = f" but what {listed(block.recomputes, _NAMED)} recomputes"
+            parts = [f"everything is kept{apart if block.recomputes else ''}"]
         if gathered := decision.gathered:
             parts.append(f"uses copies of {listed(gathered, _NAMED)} again")
         if block.origin == MARKED_WITH_POLICY:
@@ -64,7 +74,9 @@ def memory_notes(plan: Plan) -> list[str]:
         notes.append(f"{label}, {runs}; {'; '.join(parts) or 'nothing is kept'}")
     if effect := gross_effect(plan):
         notes.append(effect)
-    return [*notes, *(f"left as it is: {text}" for text in memory.own)]
+    for text in memory.own:
+        notes.append(f"left as it is: {text}{_INSTEAD if OWN_CHECKPOINT in text else ''}")
+    return notes
 
 
 def gross_effect(plan: Plan) -> str:
@@ -110,15 +122,22 @@ def net_effect(plan: Plan, kept_seconds: float, kept_bytes: float) -> str:
 
 
 def _runs_text(block: Block, blocks: Sequence[Block]) -> str:
-    """The runs that a decision is for: ``16 runs of layer``, ``first 4 of 16 runs of layer``."""
+    """The runs that a decision is for: ``16 runs of layer``, ``first 4 of 16 runs of layer``.
+
+    Ranges are those of one microbatch: each of these runs all layers.
+    """
     runs = RunRange.parse(block.name)
     if not runs.is_part:
         return f"{block.runs} runs of {block.name}" if block.runs > 1 else block.name
-    every = sum(b.runs for b in blocks if RunRange.parse(b.name).block == runs.block)
-    some = f"{block.runs} of {every} runs of {runs.block}"
+    alike = [b for b in blocks if RunRange.parse(b.name).block == runs.block]
+    times = block.repeats if len({b.repeats for b in alike}) == 1 else 1
+    every = sum(b.runs for b in alike) // times
+    some = f"{block.runs // times} of {every} runs of {runs.block}"
     if runs.first and runs.end < math.inf:
-        return f"{some}, from number {runs.first + 1} on"
-    return f"{'last' if runs.first else 'first'} {some}"
+        some += f", from number {runs.first + 1} on"
+    else:
+        some = f"{'last' if runs.first else 'first'} {some}"
+    return f"{some}, in each of {times} microbatches" if times > 1 else some
 
 
 def recomputed_seconds(plan: Plan) -> float:

@@ -412,7 +412,8 @@ class Plan(RunnablePlan):
 
         The sharding is pinned twice: with the rest of the plan unchanged and, with ``search``, as
         the start of a search of at most ``budget`` seconds (None: without a limit).  ``argument``
-        is a path or a pattern of paths, ``spec`` a ``PartitionSpec`` or its text.  Raises
+        is a path or a pattern of paths, ``spec`` a ``PartitionSpec`` or its text.
+        :func:`toast.why_not` compares other memory policies and numbers of microbatches.  Raises
         :class:`toast.errors.PlanError` if no argument matches, and :class:`toast.errors.PinError`
         if ``spec`` is not a sharding of it on the axes of the mesh.
         """

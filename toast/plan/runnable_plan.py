@@ -192,7 +192,9 @@ class RunnablePlan(Record):
     def verify(self, *, seed: int = 0, lowering: Lowering | None = None) -> Verification:
         """Run the program sharded and unsharded on random inputs and compare the outputs.
 
-        ``seed`` is that of the inputs, ``lowering`` as for :meth:`jit`.  Raises
+        ``seed`` is that of the inputs, ``lowering`` as for :meth:`jit`.  Nothing is compared where
+        both programs compute NaN or infinity: ``inconclusive`` and ``not_finite`` of the result say
+        where that is, and ``equal`` is false if it is everywhere.  Raises
         :class:`toast.errors.PlanError` if there are too few devices.
         """
         plan = self._on(None)

@@ -63,6 +63,9 @@ class Alternative(Generic[_Plan]):
     vanish: tuple[CollectiveCount, ...]
     #: Arguments with different shardings: path, original sharding, alternative sharding.
     arguments: tuple[tuple[str, str, str], ...]
+    #: Its cost as that of the original plan, relative to the same unsharded program:
+    #: ``plan.cost`` is relative to the alternative's, which another memory policy changes.
+    cost: float
 
     def __repr__(self) -> str:
         return (
@@ -79,22 +82,23 @@ class Alternative(Generic[_Plan]):
         """The difference as plain data, for JSON, with the prediction of the alternative."""
         data = {
             field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self) if field.name != "plan"
+            for field in dataclasses.fields(self) if field.name not in ("plan", "cost")
         }  # fmt: skip
         rows = {name: [_plain(row) for row in rows] for name, rows in data.items()}
         after = dataclasses.asdict(self.plan.after)
-        return {**rows, "after": after, "fits": self.fits, "cost": self.plan.cost}
+        return {**rows, "after": after, "fits": self.fits, "cost": self.cost}
 
 
 @dataclasses.dataclass(frozen=True)
 class WhyNot(Record, Generic[_Plan]):
-    """The effect of another sharding of an argument."""
+    """The effect of another sharding of an argument, or of another memory policy."""
 
-    #: The argument, or the pattern of arguments, that was asked about.
+    #: The argument, or the pattern of arguments, that was asked about; or the option
+    #: (``remat``, ``microbatches`` ...).
     argument: str
-    #: The sharding that was asked about, as text.
+    #: The sharding that was asked about, or the value of the option, as text.
     spec: str
-    #: The shardings of the arguments in the plan.
+    #: The shardings of the arguments in the plan, or what it has in place of the value.
     now: tuple[str, ...]
     #: Why the sharding is impossible; empty if it is possible.
     impossible: str = ""
@@ -102,7 +106,7 @@ class WhyNot(Record, Generic[_Plan]):
     pinned: Alternative[_Plan] | None = None
     #: The best alternative of a search that starts there.
     searched: Alternative[_Plan] | None = None
-    #: The cost of the plan, and whether it fits.
+    #: The cost of the plan.
     plan_cost: float = math.inf
     #: Whether the plan fits.
     plan_fits: bool = False
@@ -119,7 +123,7 @@ class WhyNot(Record, Generic[_Plan]):
     def best(self) -> Alternative[_Plan] | None:
         """The cheapest alternative, preferably one that fits; None if it is impossible."""
         sides = [side for side in (self.pinned, self.searched) if side is not None]
-        return min(sides, key=lambda side: (not side.fits, side.plan.cost), default=None)
+        return min(sides, key=lambda side: (not side.fits, side.cost), default=None)
 
     @property
     def better(self) -> bool:
@@ -127,7 +131,7 @@ class WhyNot(Record, Generic[_Plan]):
         best = self.best
         if best is None or best.fits < self.plan_fits:
             return False
-        return best.fits > self.plan_fits or best.plan.cost * (1 + 1e-9) < self.plan_cost
+        return best.fits > self.plan_fits or best.cost * (1 + 1e-9) < self.plan_cost
 
     def accept(self) -> _Plan:
         """The best alternative as a plan, with the sharding pinned.

@@ -77,6 +77,9 @@ UNNAMED = "@unnamed"
 #: The alias of the argument of a block that one layer passes to the next.
 LAYER_INPUT = "layer_input"
 
+#: What a remark on a ``jax.checkpoint`` of the program says.
+OWN_CHECKPOINT = "has a jax.checkpoint of its own"
+
 #: The origins of blocks that the program marks: without a policy of its own, and with one.
 MARKED, MARKED_WITH_POLICY = "toast.checkpoint", "toast.checkpoint(policy=)"
 
@@ -114,6 +117,11 @@ class Block:
     runs: int = 1
     #: ``toast.checkpoint``, ``toast.checkpoint(policy=)``, ``scan`` or ``repeated``.
     origin: str = MARKED
+    #: How often loops of microbatches repeat its runs; ranges count those of one microbatch.
+    repeats: int = dataclasses.field(default=1, compare=False)
+    #: Where the program's own ``jax.checkpoint`` in it are: ``layer at model.py:12``.  They
+    #: recompute whatever the policy is.
+    recomputes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if any(residual.alias in self.names for residual in self.residuals):
@@ -329,13 +337,16 @@ class MemoryPolicy:
         """The name of the preset, or the text of the policy."""
         return self.preset or str(self)
 
-    def resolved(self, blocks: Iterable[Block]) -> MemoryPolicy:
+    def resolved(
+        self, blocks: Iterable[Block], own_names: Mapping[str, str] | None = None
+    ) -> MemoryPolicy:
         """The decision for each residual of the blocks of a program by its name.
 
-        Raises :class:`toast.errors.TargetError` if an entry matches no block, or a name none of
-        the residuals of its blocks.
+        ``own_names`` are as in :class:`TracedMemory`.  Raises
+        :class:`toast.errors.TargetError` if an entry matches no block, or a name none of the
+        residuals of its blocks.
         """
-        blocks = list(blocks)
+        blocks, own_names = list(blocks), own_names or {}
         for entry in self.blocks:
             mine = [b for b in blocks if self.of(b.name) is entry]
             if not mine and entry.block != "*":
@@ -357,13 +368,17 @@ class MemoryPolicy:
                     )
             elif unused:
                 raise TargetError(
-                    f"remat {entry}: no residual is named {unused[0]}; those of {_known(mine)}"
+                    f"remat {entry}: {_unknown(unused[0], own_names)}; those of {_known(mine)}"
                 )
         decisions = tuple(self.of(block.name).resolved(block) for block in blocks)
         return MemoryPolicy(decisions, self.preset, self.surveys)
 
     def changed(
-        self, blocks: Sequence[Block], choice: Choice | Literal["gathered"], patterns: Sequence[str]
+        self,
+        blocks: Sequence[Block],
+        choice: Choice | Literal["gathered"],
+        patterns: Sequence[str],
+        own_names: Mapping[str, str] | None = None,
     ) -> tuple[MemoryPolicy, tuple[str, ...]]:
         """The policy by names with another choice for some residuals, and the choices before.
 
@@ -372,6 +387,7 @@ class MemoryPolicy:
             the backward pass then uses the copies of the forward pass.  If they are kept, it
             gathers them again.
         :param patterns: their names, names with ``*``, or kinds (``@product``), as in policies.
+        :param own_names: as in :class:`TracedMemory`.
         :raises toast.errors.TargetError: if no residual has one of the names, if an argument of a
             block would be recomputed, if what is no argument would be gathered, or if nothing
             changes.
@@ -387,7 +403,7 @@ class MemoryPolicy:
                 )
             if not fitting and (pattern, choice) != (UNNAMED, "recompute"):
                 raise TargetError(
-                    f"{asked}: no residual is named {pattern}; those of {_known(blocks)}"
+                    f"{asked}: {_unknown(pattern, own_names or {})}; those of {_known(blocks)}"
                 )
             if choice == "recompute" and fitting and all(r.kind == "input" for r in fitting):
                 raise TargetError(
@@ -454,12 +470,25 @@ class TracedMemory:
     own: tuple[str, ...] = ()
     #: Whether gradients are accumulated, so that the batch may be cut.
     accumulates: bool = dataclasses.field(default=False, compare=False)
+    #: Names of values in a ``jax.checkpoint`` of the program, and where this is.
+    own_names: tuple[tuple[str, str], ...] = dataclasses.field(default=(), compare=False)
 
 
 def _of_inputs(block: Block) -> Block:
     """A block with its arguments alone."""
     inputs = tuple(residual for residual in block.residuals if residual.kind == "input")
     return dataclasses.replace(block, residuals=inputs)
+
+
+def _unknown(pattern: str, own_names: Mapping[str, str]) -> str:
+    """Why a pattern fits no residual; ``own_names`` are as in :class:`TracedMemory`."""
+    place = next((p for n, p in own_names.items() if fnmatch.fnmatchcase(n, _literal(pattern))), "")
+    if not place:
+        return f"no residual is named {pattern}"
+    return (
+        f"{pattern} is a name in {place}, a jax.checkpoint of the program's own, whose policy is "
+        "kept; use toast.checkpoint in its place, or other names"
+    )
 
 
 def _known(blocks: Sequence[Block]) -> str:

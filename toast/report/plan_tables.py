@@ -275,12 +275,12 @@ def why_not_tables(answer: WhyNot[Plan]) -> RenderableType:
     if answer.impossible:
         return Group(*parts, Text(f"impossible: {answer.impossible}"))
     if answer.pinned is not None:
-        parts += _alternative("Pinned, rest of the plan unchanged", answer.pinned)
+        parts += _alternative("Pinned, rest of the plan unchanged", answer.pinned, answer.plan_cost)
     if answer.searched is answer.pinned and answer.pinned is not None:
         parts.append(Text("A search from there finds no better plan"))
     elif answer.searched is not None:
         title = "Pinned, with a search from there" if answer.pinned else "With a search"
-        parts += _alternative(title, answer.searched)
+        parts += _alternative(title, answer.searched, answer.plan_cost)
     parts += [Text(line, style="bold") for line in better_than_plan(answer)]
     return Group(*parts)
 
@@ -292,13 +292,13 @@ def better_than_plan(answer: WhyNot[Plan]) -> list[str]:
         return []
     misfit_note = "" if answer.plan_fits else ", which does not fit" if best.fits else ""
     return [
-        f"Better than the plan{misfit_note}: cost {best.plan.cost:.4g}, not {answer.plan_cost:.4g} "
-        f"({100 * (best.plan.cost / answer.plan_cost - 1):+.2g} %)",
+        f"Better than the plan{misfit_note}: cost {best.cost:.4g}, not {answer.plan_cost:.4g} "
+        f"({100 * (best.cost / answer.plan_cost - 1):+.2g} %)",
         "To keep this plan: -o FILE.json, or accept() in Python",
     ]
 
 
-def _alternative(title: str, other: Alternative[Plan]) -> list[RenderableType]:
+def _alternative(title: str, other: Alternative[Plan], plan_cost: float) -> list[RenderableType]:
     if not other.numbers and not other.appear and not other.vanish:
         return [Text(f"{title}: no difference in price")]
     parts: list[RenderableType] = [_numbers(title, other.numbers, "plan", "alternative")]
@@ -314,5 +314,5 @@ def _alternative(title: str, other: Alternative[Plan]) -> list[RenderableType]:
             )  # fmt: skip
         parts.append(add_rest(table, len(rows)))
     fits = fit_text(other.fits, other.plan.after.fit_probability)
-    parts.append(Text(f"{fits}, cost {other.plan.cost:.4g}"))
+    parts.append(Text(f"{fits}, cost {other.cost:.4g} (plan: {plan_cost:.4g})"))
     return parts

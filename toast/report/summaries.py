@@ -363,9 +363,11 @@ def _meshes(plan: Plan) -> TextTable:
 def _equality(output: OutputCheck) -> str:
     if not output.equal:
         return "NO"
+    lost = 1.0 - output.finite
+    what = "NaN" if output.nan >= lost - 1e-12 else "NaN or infinite"
     if not output.proves:
-        return "all NaN: inconclusive"
-    return f"yes, {max(output.nan, 0.001):.1%} NaN in both" if output.nan else "yes"
+        return f"all {what}: inconclusive"
+    return f"yes, {max(lost, 0.001):.1%} {what} in both" if lost else "yes"
 
 
 def verification_table(plan: Plan, verification: Verification) -> RenderableType:
@@ -386,9 +388,6 @@ def verification_table(plan: Plan, verification: Verification) -> RenderableType
         table.add_row(f"... and {len(worst) - 12} more with smaller errors", "", "", "", "")
     kinds = ", ".join(f"{count} {kind}" for kind, count in verification.collectives.items())
     predicted = ", ".join(f"{c.count} {c.kind}" for c in plan.after.collectives if c.count)
-    equal = sum(output.equal for output in verification.outputs)
-    empty = sum(output.equal and not output.proves for output in verification.outputs)
-    proven = f", {empty} of them all NaN and inconclusive" if empty else ""
     return Group(
         table,
         Text(
@@ -398,7 +397,7 @@ def verification_table(plan: Plan, verification: Verification) -> RenderableType
         ),
         Text(f"Collectives in XLA's compiled program: {kinds or 'none'}"),
         Text(f"Collectives predicted: {predicted or 'none'}"),
-        Text(f"{equal} of {len(verification.outputs)} outputs equal{proven}", style="bold"),
+        Text(str(verification), style="bold"),
     )
 
 

@@ -98,10 +98,13 @@ def _origin_data(origin: Origin) -> dict[str, Any]:
 def memory_data(memory: TracedMemory) -> dict[str, Any]:
     """The memory policy and the microbatches of a program as plain data.
 
-    Policies are by names of residuals, so that aliases are not of use.
+    Policies are by names of residuals, so that aliases are not of use.  What notes and errors need
+    beyond these comes from the program, when it is traced again.
     """
     data = dataclasses.asdict(memory)
+    del data["own_names"]
     for block in data["blocks"]:
+        del block["repeats"], block["recomputes"]
         for residual in block["residuals"]:
             del residual["alias"]
     return {
