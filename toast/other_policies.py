@@ -217,7 +217,7 @@ def _changed(
             f"{asked}{text}: the plan has no memory policy, which this would change; use "
             f"{instead}, or make the plan with {'--remat' if asked else 'remat='}"
         )
-    if choice == "offload" and not api.has_host_link(plan.hardware):
+    if choice == "offload" and not plan.hardware.has_host_link:
         raise HardwareError(
             f"{asked}{text}: the file of {plan.hardware.name} has no [host] with the speed of the "
             "link to the memory of the host; add it to a copy of the file, and plan with that"
