@@ -70,8 +70,8 @@ def why_not(
     >>> f32 = jax.ShapeDtypeStruct((512, 512), jnp.float32)
     >>> plan = toast.plan(gradient, f32, f32, mesh="data=4", hardware="tpu-v5e", remat="none")
     >>> answer = toast.why_not(plan, gradient, f32, f32, remat="full")
-    >>> answer.now, answer.spec, answer.better
-    (('none',), 'full', False)
+    >>> answer.now, answer.spec, answer.accept().policy.label
+    (('none',), 'full', 'full')
     """
     named = {
         "remat": remat, "microbatches": microbatches, "keep": keep, "recompute": recompute,
