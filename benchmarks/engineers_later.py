@@ -90,7 +90,6 @@ def preferences() -> Model:
         batch = x.shape[0]
         seen = jnp.tril(jnp.ones((length, length), bool))
 
-        @jax.checkpoint
         def layer(x: jax.Array, both: Any) -> tuple[jax.Array, None]:
             p, low = both
 
@@ -113,7 +112,7 @@ def preferences() -> Model:
             h = rms_norm(x, p["ln2"])
             return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"], None
 
-        x, _ = jax.lax.scan(layer, x, (frozen["layers"], adapters))
+        x, _ = jax.lax.scan(jax.checkpoint(layer), x, (frozen["layers"], adapters))
         logits = (rms_norm(x, frozen["norm"]) @ frozen["head"])[:, :-1].astype(f32)
         each = jnp.take_along_axis(
             jax.nn.log_softmax(logits), tokens[:, 1:, None], -1
@@ -157,7 +156,6 @@ def blocks() -> Model:
         values = v.reshape(batch, number, block, heads, size).swapaxes(0, 1)
         row = jnp.arange(length)
 
-        @jax.checkpoint
         def step(carry: Any, part: Any) -> tuple[Any, None]:
             most, total, out = carry
             index, k, v = part
@@ -177,7 +175,8 @@ def blocks() -> Model:
             jnp.full((batch, heads, length), -1e30, f32), jnp.zeros((batch, heads, length), f32),
             jnp.zeros((batch, heads, length, size), f32),
         )  # fmt: skip
-        (_, total, out), _ = jax.lax.scan(step, start, (jnp.arange(number), keys, values))
+        parts = jnp.arange(number), keys, values
+        (_, total, out), _ = jax.lax.scan(jax.checkpoint(step), start, parts)
         return (out / total[..., None]).astype(bf16).transpose(0, 2, 1, 3)
 
     def layer(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
@@ -193,7 +192,6 @@ def blocks() -> Model:
         x = rms_norm(x, params["norm"])
         targets = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
 
-        @jax.checkpoint
         def part(total: jax.Array, both: Any) -> tuple[jax.Array, None]:
             h, target = both
             logits = (h @ params["head"].astype(bf16)).astype(f32)
@@ -204,7 +202,7 @@ def blocks() -> Model:
             x.reshape(batch, length // chunk, chunk, width).swapaxes(0, 1),
             targets.reshape(batch, length // chunk, chunk).swapaxes(0, 1),
         )
-        total, _ = jax.lax.scan(part, jnp.zeros((), f32), split)
+        total, _ = jax.lax.scan(jax.checkpoint(part), jnp.zeros((), f32), split)
         return total / (batch * length)
 
     def train_step(params: Any, opt_state: Any, tokens: jax.Array) -> Any:
