@@ -15,6 +15,34 @@ def size_text(count: float) -> str:
     return f"{count:.0f} B"
 
 
+#: Units of sizes, as people write them.
+_SIZES = {
+    "b": 1.0, **{f"{name}ib": 2.0 ** (10 * power) for power, name in enumerate("kmgt", 1)},
+    **{f"{name}b": 1e3**power for power, name in enumerate("kmgt", 1)},
+}  # fmt: skip
+
+
+def gib_of(text: str) -> float:
+    """The GiB of a size with a unit (``600MiB``, ``80 GB``), or without (``14``, ``0.5``).
+
+    :raises ValueError: if it is none.
+
+    >>> gib_of("14"), gib_of("512MiB"), gib_of("1 TiB")
+    (14.0, 0.5, 1024.0)
+    """
+    number, unit = text.strip(), "gib"
+    for name in sorted(_SIZES, key=len, reverse=True):
+        if number.lower().endswith(name):
+            number, unit = number[: -len(name)], name
+            break
+    try:
+        return float(number) * (_SIZES[unit] / 2**30)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no size; write GiB (14), or a size with its unit (600MiB)"
+        ) from None
+
+
 def time_text(seconds: float) -> str:
     """A number of seconds: ``4.22 s``, ``312 ms``, ``12 us``, or ``< 0.01 us`` if it is tiny."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):

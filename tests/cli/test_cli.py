@@ -208,7 +208,6 @@ BAD = {
     "setting of a file": (("plan", FACTS / "mlp.lp", "--set", "step=decode", "--mesh", "d=2"), "--set step is for models"),
     "size": (("plan", *T, "--layers", "0"), "layers 0: must be at least 1"),
     "memory": (("plan", *T, "--memory", "0.0001"), "the smallest peak found is"),
-    "memory in a wrong unit": (("plan", *T, "--memory", "600Mb"), "600Mb is no size; write GiB"),
     "negative memory": (("plan", *T, "--memory", "-1"), "must be positive"),
     "rules": (("plan", *T, "--rules", "nowhere"), "nowhere: no such rule file or folder"),
     "system": (("plan", "mlp", "--mesh", "d=512", "--hardware", "tpu-v5e"), "a tpu-v5e system has at most 256; use a smaller mesh"),

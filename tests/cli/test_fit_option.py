@@ -131,6 +131,29 @@ def test_a_step_that_accumulates_nothing_is_told_how(
     assert other not in end
 
 
+def test_the_fastest_remedy_comes_first_and_its_command_gives_its_figures(
+    here: pathlib.Path,
+) -> None:
+    words = ("plan", "fitting_module:trained", "--batch", 2**23, "--hardware", "tpu-v5e")
+    found = run(*words, "--mesh", "data=4")
+    end = found.stdout[found.stdout.index("What it takes to fit") :]
+    cells = [[c.strip() for c in line.split("│")[1:-1]] for line in end.splitlines() if "│" in line]
+    planned = [row for row in cells if row[2]]
+    assert len(planned) >= 3
+    rates = [float(row[3].strip("~").replace(",", "")) for row in planned]
+    changes = [row[0] for row in planned]
+    assert changes[-1].startswith("--mesh")  # more devices are another question
+    assert rates[:-1] == sorted(rates[:-1], reverse=True)
+    for row in planned:
+        assert row[2].startswith("~") == ("--remat auto" in row[0])
+    command = " ".join(end.split()).partition("The first: toast ")[2].split(" The fewest")[0]
+    assert changes[0] in command
+    again = run(*shlex.split(command))
+    assert again.exit_code == 0, again.output
+    step, reached = planned[0][2], again.stdout.split(" per step")[0]
+    assert reached == step if not step.startswith("~") else again.stdout.count("fits")
+
+
 def test_the_question_for_devices_is_a_command_that_works(here: pathlib.Path) -> None:
     words = ("plan", "fitting_module:forward", *SHAPES, "--batch", 2**22)
     where = ("--mesh", "data=4", "--hardware", "tpu-v5e", "--budget", 0)
@@ -143,6 +166,19 @@ def test_the_question_for_devices_is_a_command_that_works(here: pathlib.Path) ->
     pinned = run(*words, *where, "--pin", "x=P('data')")
     assert "--fit batch" in pinned.stdout
     assert "--fit devices" not in pinned.stdout  # other meshes have no such axis
+
+
+def test_the_memory_limit_may_have_a_unit(here: pathlib.Path) -> None:
+    words = ("plan", "fitting_module:model", "--fit", "batch", "--mesh", "data=4", "--budget", 0)
+    found = run(*words, "--memory", "600MiB", "--json", here / "fit.json")
+    assert found.exit_code == 0, found.output
+    data = json.loads((here / "fit.json").read_text())
+    assert data["memory_bytes"] == 600 * 2**20
+    # The command has the same limit, to the last byte.
+    assert shlex.split(data["rows"][0]["command"])[-1] == "0.5859375"
+    refused = run(*words, "--memory", "600XB")
+    assert refused.exit_code == 2
+    assert "'600XB' is no size; write GiB (14), or a size with its unit (600MiB)" in refused.stderr
 
 
 def test_strict_is_about_the_odds_if_these_are_set(here: pathlib.Path) -> None:

@@ -85,33 +85,61 @@ def test_the_largest_batch_is_about_the_same_whatever_it_begins_with(batch: int)
     assert abs(found - small) <= small / 16
 
 
-def test_the_search_goes_as_far_as_sizes_fit() -> None:
-    """From 7 rows, the largest batch is twenty doublings away."""
-    limit = {"memory_bytes": 2**33, **ON}
-    found = toast.fit(forward, arrays, sizes={"batch": 7}, **limit).value
-    other = toast.fit(forward, arrays, sizes={"batch": 2**16}, **limit).value
-    assert found is not None
-    assert other is not None
-    assert found > 2**20
-    assert abs(found - other) <= other / 16
+def test_the_climb_goes_on_until_the_memory_is_full() -> None:
+    """Between a batch of 7 and the largest one are 21 doublings."""
+
+    def found(first: int) -> toast.Fit:
+        return toast.fit(
+            train, lambda batch: batches(batch, 1), sizes={"batch": first}, remat="full",
+            microbatches=1, **{**ON, "mesh": "data=8"},
+        )  # fmt: skip
+
+    small, large = found(7), found(2**16)
+    assert small.value is not None
+    assert large.value is not None
+    assert small.value > 7 * 2**17
+    assert abs(small.value - large.value) <= large.value / 16
+    for fit in (small, large):
+        assert fit.value is not None
+        assert fit.next_size is not None
+        assert fit.value < fit.next_size <= fit.value * 17 / 16
+        assert f"No plan was found that fits for batch {fit.next_size};" in " ".join(
+            str(fit).split()
+        )
 
 
-def test_nothing_divides_the_number_of_layers() -> None:
-    """The mesh divides the batch; the largest model is first, and fits as it says."""
+def test_layers_are_counted_one_by_one_and_the_largest_comes_first() -> None:
+    def layered(layers: int) -> tuple[Any, ...]:
+        return {"up": f32(layers, 128, 512), "down": f32(layers, 512, 128)}, f32(64, 8, 128)
 
-    def deep(layers: int) -> tuple[Any, ...]:
-        return {"up": f32(layers, 128, 512), "down": f32(layers, 512, 128)}, f32(64, 64, 128)
-
-    limit = {"memory_bytes": 10 * 2**20, **ON}
-    found = toast.fit(
-        train, deep, find="layers", sizes={"layers": 4}, remat="full", microbatches=1, **limit
-    )  # fmt: skip
-    assert found.value is not None
-    assert found.largest is found.best
-    assert found.value % 4
-    assert toast.plan(train, *deep(found.value), remat="full", **limit).fits
+    options = {**ON, "mesh": "data=8", "memory_bytes": 4e6}
+    values = set()
+    for first in (2, 20):
+        found = toast.fit(
+            train, layered, find="layers", sizes={"layers": first}, remat="full", microbatches=1,
+            **options,
+        )  # fmt: skip
+        assert found.value is not None
+        assert 8 < found.value < 32
+        assert found.next_size == found.value + 1
+        assert "none between" not in str(found)
+        assert found.best is found.largest
+        layers = [row.value("layers") for row in found.rows]
+        assert layers == sorted(layers, reverse=True)
+        values.add(found.value)
+    (value,) = values
+    plans = {"remat": "full", "microbatches": 1, **options}
+    assert toast.plan(train, *layered(value), **plans).fits
     with pytest.raises(toast.ToastError, match="no plan"):
-        toast.plan(train, *deep(found.value + 1), remat="full", **limit)
+        toast.plan(train, *layered(value + 1), **plans)
+
+
+def test_the_end_of_the_sizes_is_said() -> None:
+    first = 2**40  # which fits, as nothing grows with it
+    found = toast.fit(forward, lambda rows: arrays(64), find="rows", sizes={"rows": first}, **ON)
+    assert found.value == first
+    assert found.next_size is None
+    assert "No larger rows was tried: more may fit" in str(found)
 
 
 def test_each_size_has_the_policy_that_is_best_for_it(table: toast.Fit) -> None:

@@ -62,6 +62,15 @@ def test_sizes_that_are_odd_somewhere_are_halved_down_to_one(
     assert len(tried) <= 9
 
 
+def test_the_climb_has_no_end_below_the_largest_value() -> None:
+    found, tried = searched(Ladder(7), lambda size: 500.0 + size / 2**18, 1000.0)
+    assert found == 7 * 2**24
+    assert len(tried) <= 9
+    found, tried = searched(Ladder(7), lambda _: 1.0, 1000.0)  # memory does not grow
+    assert found == 7 * 2**27
+    assert len(tried) <= 10
+
+
 def test_the_fewest_devices() -> None:
     ladder = Ladder(8, falling=True, most=256)
     assert searched(ladder, lambda devices: 5000.0 / devices, 100.0)[0] == 64

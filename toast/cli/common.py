@@ -25,6 +25,7 @@ from toast.boundary.printable import printable, shortened
 from toast.boundary.regular_files import is_regular
 from toast.errors import TargetError, ToastError
 from toast.ports import HardwarePlatform
+from toast.units import gib_of
 
 if TYPE_CHECKING:
     import rich.console
@@ -211,26 +212,19 @@ LimitOption = Annotated[
 ]
 
 
-def memory_gib(text: str) -> float:
-    """The GiB of a text such as ``14``, ``14GiB`` or ``600MiB``."""
-    number, unit = re.fullmatch(r"(.*?)\s*(KiB|MiB|GiB|TiB|)", text.strip(), re.S).groups()  # type: ignore[union-attr]
+def memory_gib(text: str | float) -> float:
+    """The GiB of ``--memory``; raises :class:`typer.BadParameter`."""
     try:
-        return float(number) * 2.0 ** _POWERS[unit or "GiB"]
-    except ValueError:
-        raise typer.BadParameter(
-            f"{shortened(text)} is no size; write GiB, such as 14, or a unit, such as "
-            "14GiB or 600MiB"
-        ) from None
+        return gib_of(str(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
-
-#: Units of memory, as powers of two of a GiB.
-_POWERS = {"KiB": -20, "MiB": -10, "GiB": 0, "TiB": 10}
 
 MemoryOption = Annotated[
     float | None,
     typer.Option(
-        "--memory", parser=memory_gib, metavar="GIB",
-        help="Memory limit per device in GiB; other units follow the number, as in 600MiB.",
+        "--memory", parser=memory_gib, metavar="SIZE",
+        help="Memory limit per device in GiB, or with a unit (600MiB).",
     ),
 ]  # fmt: skip
 SafetyOption = Annotated[

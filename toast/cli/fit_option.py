@@ -40,7 +40,8 @@ def option_words(options: Mapping[str, Any]) -> tuple[str, ...]:
             for one in value if isinstance(value, list) else [value]:
                 yield option
                 if one is not True:
-                    yield f"{one:g}" if isinstance(one, float) else str(one)
+                    short = f"{one:g}" if isinstance(one, float) else str(one)
+                    yield str(one) if isinstance(one, float) and float(short) != one else short
 
     return tuple(words())
 
@@ -87,7 +88,7 @@ class Sizing:
                 self._planner(limited(self.machine, memory_bytes), self.settings, show),
                 find=find, sizes=sizes, mesh=mesh, devices=devices, remat=self.source.remat,
                 microbatches=self.source.microbatches,
-                one_token=self.source.sizes.get("step") == "decode",
+                one_token=self._one_token,
             )  # fmt: skip
         rows = tuple(
             dataclasses.replace(row, command=self._command(row.request)) for row in found.rows
@@ -108,10 +109,16 @@ class Sizing:
                 if self.source.remat != "auto" and not plan.padding:
                     planner.adopt(request, self.source.remat, plan.analysis)
                 return remedies_for(
-                    plan, planner, request, remat=self.source.remat, command=self._command
-                )
+                    plan, planner, request, remat=self.source.remat, command=self._command,
+                    one_token=self._one_token,
+                )  # fmt: skip
         except KeyboardInterrupt:
             return ()
+
+    @property
+    def _one_token(self) -> bool:
+        """Whether a step handles one token of each sequence."""
+        return self.source.sizes.get("step") == "decode"
 
     def _sizes(self) -> dict[str, int]:
         from toast import targets

@@ -138,9 +138,9 @@ def apply(
         typer.Option(
             "--memory",
             parser=memory_gib,
-            metavar="GIB",
-            help="Memory limit per device in GiB, or with a unit; default: the plan's. If it is "
-            "set, it is an error if the plan does not fit.",
+            metavar="SIZE",
+            help="Memory limit per device in GiB, or with a unit (600MiB); default: the plan's. If "
+            "it is set, it is an error if the plan does not fit.",
         ),
     ] = None,
     safety: Annotated[

@@ -142,9 +142,9 @@ def plan(
         typer.Option(
             "--memory",
             parser=memory_gib,
-            metavar="GIB",
-            help="Memory limit per device in GiB, or with a unit, as in 600MiB; it is an error if "
-            "no plan fits.",
+            metavar="SIZE",
+            help="Memory limit per device in GiB, or with a unit (600MiB); it is an error if no "
+            "plan fits.",
         ),
     ] = None,
     safety: SafetyOption = None,
@@ -176,7 +176,7 @@ def plan(
             "--fit",
             metavar="SIZE",
             help="Find the largest batch, sequence or other size of TARGET that fits, or the "
-            "fewest devices (devices), and print a table of plans with their speed, best first. "
+            "fewest devices (devices), and print a table of plans with their speed. "
             "Each row of --json has the command that makes its plan.",
         ),
     ] = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toast import lazy
@@ -151,9 +152,13 @@ class Remedy:
     step_seconds: float | None = None
     #: The whole command.
     command: str = ""
-    #: Whether the peak and the step are those of full recomputation.  The plan of the command
-    #: chooses what it recomputes, and is at most as slow.
-    fully_recomputed: bool = False
+    #: Work per second of the whole mesh; ``None`` if unknown.
+    rate: float | None = None
+    #: What :attr:`rate` counts: ``tokens``, ``rows`` or ``steps``.
+    unit: str = "steps"
+    #: Whether the figures are those of a plan that recomputes everything.  The plan of the command,
+    #: with ``--remat auto``, is about as fast or faster.
+    recomputes: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The remedy as plain data, for JSON."""
@@ -179,11 +184,14 @@ class Fit(Record):
     safety: float | None
     #: What :attr:`FitRow.rate` counts: ``tokens``, ``rows`` or ``steps``.
     unit: str
-    #: The plans that fit, most work per second first; or fewest devices first, if these were
-    #: looked for.
+    #: The plans that fit.  Of batches and sequences, most work per second first; of other sizes,
+    #: such as the number of layers, the largest first; of devices, the fewest.
     rows: tuple[FitRow, ...]
     #: If nothing fits, the plan with the smallest peak.
     nearest: FitRow | None = None
+    #: The next size above :attr:`value` that was tried, of which no plan fits: what is between was
+    #: not planned.  Of devices, the next smaller number.  ``None`` if none was tried.
+    next_size: int | None = None
     #: Notes, one per line.
     note: str = ""
     #: Why the search ended early: ``budget``, ``interrupt``, or empty.
@@ -213,7 +221,7 @@ class Fit(Record):
 
     @property
     def best(self) -> FitRow | None:
-        """The first row; ``None`` if nothing fits."""
+        """The first row; ``None`` if nothing fits: the fastest, if rates of the sizes compare."""
         return self.rows[0] if self.rows else None
 
     @property
@@ -235,7 +243,7 @@ class Fit(Record):
         return self.largest.value(self.find) if self.largest else None
 
     def frame(self) -> pd.DataFrame:
-        """A DataFrame with one row per plan, best first.
+        """A DataFrame with one row per plan, in the order of :attr:`rows`.
 
         Columns: the sizes, ``microbatches``, ``remat``, ``mesh``, ``devices``, ``step_seconds``,
         ``peak_bytes``, ``fit_probability``, and the rate (``tokens_per_s``).
@@ -280,6 +288,24 @@ def nearest_text(row: FitRow, limit: float) -> str:
         f"the smallest need found is {size_text(row.peak_bytes)} per device ({', '.join(where)}), "
         f"and the limit is {size_text(limit)}"
     )
+
+
+def counted_sizes(sizes: Mapping[str, int], one_token: bool = False) -> tuple[str, tuple[str, ...]]:
+    """What the work of a step is counted in, and the sizes whose product it is.
+
+    ``one_token`` says that a step handles one token of each sequence, as in decoding.
+    """
+    if "sequence" in sizes and not one_token:
+        return "tokens", ("batch", "sequence")
+    if "batch" in sizes:
+        return ("tokens" if one_token else "rows"), ("batch",)
+    return "steps", ()
+
+
+def work(sizes: Iterable[tuple[str, int]], counted: Iterable[str]) -> float:
+    """The work of a step: the product of the sizes that count."""
+    known = dict(sizes)
+    return float(math.prod(known.get(name, 1) for name in counted))
 
 
 def better(rate: float, than: float, share: float) -> bool:

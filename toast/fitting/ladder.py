@@ -15,16 +15,18 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 
-#: The most rungs below the first one for numbers of devices, and below the highest one that fits
-#: for plans that keep everything.
-MOST_RUNGS = 16
+#: The most doublings of a number of devices that are tried.
+MOST_DOUBLINGS = 16
+
+#: The largest size that is tried, unless the first one is larger.
+MOST = 2**30
 
 #: The most rungs that the search goes up or down at once.
 _LONGEST_STEP = 4
 
 #: The parts between two rungs, and the most sizes between them that are planned.  So the size that
 #: is found is less than one part, 6 %, below the largest one that fits, if units are that small.
-_PARTS, MOST_FINER = 16, 6
+PARTS, MOST_FINER = 16, 6
 
 #: The share by which the value of a rung, which is a fraction, may miss a whole number.
 _EXACT = 1e-9
@@ -51,7 +53,7 @@ class Ladder:
     #: Whether higher rungs are smaller numbers.
     falling: bool = False
     least: int = 1
-    most: int = 2**30
+    most: int = MOST
     #: What the mesh and the microbatches divide: rungs below the first are multiples of it, or of
     #: its largest divisor that is not larger than they are.
     parts: int = 1
@@ -144,7 +146,7 @@ def highest_rung(
             return low
         if low is None and high is not None:
             # Sizes go down to 1, but numbers of devices have no such end.
-            ends = ladder.falling and first - high >= MOST_RUNGS
+            ends = ladder.falling and first - high >= MOST_DOUBLINGS
             if ends or ladder.value(high - 1) is None:
                 return None
         rung = _next_rung(ladder, known, limit, low, high)
@@ -155,9 +157,10 @@ def finer_rung(
 ) -> float:
     """The highest rung from ``low``, which fits, up to the next whole one, which does not.
 
-    Values between are multiples of ``unit``, and at least a sixteenth of that of ``low`` apart.  As
-    memory is about linear, the next one to plan is where the line through the needs of two sizes
-    meets the limit, but no further from the middle than the plans that are left can search.
+    Values between are multiples of ``unit``, about a sixteenth of that of ``low`` apart, or one
+    unit if that is more.  As memory is about linear, the next one to plan is where the line through
+    the needs of two sizes meets the limit, but no further from the middle than the plans that are
+    left can search.
 
     :param need: as for :func:`highest_rung`, and asked for ``low`` and the next rung again.
     :param unit: what the mesh and the microbatches divide.
@@ -165,7 +168,7 @@ def finer_rung(
     begin, end = ladder.value(low), ladder.value(low + 1)
     if ladder.falling or begin is None or end is None:
         return low
-    step = unit * max(1, begin // (_PARTS * unit))
+    step = unit * max(1, begin // (PARTS * unit))
     values = range(step * (begin // step + 1), end, step)
     known = {begin: need(low), end: need(low + 1)}
     # Numbers of values: the largest that fits, and the smallest that does not.
@@ -206,8 +209,8 @@ def _next_rung(
     least = low + 1 if low is not None else _lowest(ladder, high)
     most = high - 1 if high is not None else (low or 0) + _LONGEST_STEP
     guess = _crossing(ladder, known, limit, low, high)
-    if guess is None:
-        guess = float(least if low is not None else most)
+    if guess is None:  # memory does not grow yet: climb on in long steps
+        guess = float(most if low is None or high is None else least)
     return int(min(max(guess, least), most))
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from toast.errors import AccumulationError, ToastError
-from toast.fitting.fit_table import PlanRequest, Remedy
+from toast.fitting.fit_table import PlanRequest, Remedy, counted_sizes, work
 from toast.fitting.requests import OutOfTimeError, RequestPlanner
 from toast.hardware import Mesh, load, names
 from toast.plan import Plan
@@ -40,18 +40,32 @@ def remedies_for(
     *,
     remat: str | MemoryPolicy | None = None,
     command: Callable[[PlanRequest], str] = lambda _request: "",
+    one_token: bool = False,
 ) -> tuple[Remedy, ...]:
-    """What makes a plan fit, the smallest changes first; empty if it fits.
+    """What makes a plan fit; empty if it fits.
+
+    Changes that were planned for the same devices come first, those with the most work per second
+    before the others.  Then come more devices, and what follows from prices.
 
     :param planner: plans other requests, with one round of the search; without one, only what
         follows from the plan is said.
     :param request: what the plan was made for.
     :param remat: the policy that was asked for: ``None``, ``"auto"`` or another one.
     :param command: the command line of a request.
+    :param one_token: whether a step handles one token of each sequence, as in decoding.
     """
     if plan.fits:
         return ()
-    return tuple(_Remedies(plan, planner, request or PlanRequest(), remat, command).every())
+    request = request or PlanRequest()
+    every = _Remedies(plan, planner, request, remat, command, one_token).every()
+    return tuple(sorted(every, key=_order))
+
+
+def _order(remedy: Remedy) -> tuple[int, float]:
+    """Where a remedy belongs; those of one kind stay in the order in which they were found."""
+    if remedy.rate is None:
+        return 2, 0.0
+    return int(remedy.change.startswith("--mesh")), -remedy.rate
 
 
 class _Remedies:
@@ -59,10 +73,11 @@ class _Remedies:
 
     def __init__(
         self, plan: Plan, planner: RequestPlanner | None, request: PlanRequest,
-        remat: str | MemoryPolicy | None, command: Callable[[PlanRequest], str],
+        remat: str | MemoryPolicy | None, command: Callable[[PlanRequest], str], one_token: bool,
     ) -> None:  # fmt: skip
         self._plan, self._planner, self._request = plan, planner, request
         self._policy, self._command = remat, command
+        self._unit, self._counted = counted_sizes(dict(request.sizes), one_token)
         self._limit, self._needed = plan.memory_bytes, plan.needed_bytes(plan.after)
         #: The plan that recomputes everything, if the program can be traced like that.
         self._surveyed: Plan | None = None
@@ -115,10 +130,13 @@ class _Remedies:
         request = dataclasses.replace(self._request, remat=remat, **changes)  # type: ignore[arg-type]
         if remat == "auto" and self._policy != "auto":
             change = f"{change} --remat auto".strip()
+        if plan is None:
+            return Remedy(change, text, "priced", command=self._command(request))
+        seconds = plan.after.step_seconds
         return Remedy(
-            change, text, "planned" if plan else "priced",
-            plan.after.peak_bytes if plan else None, plan.after.step_seconds if plan else None,
-            self._command(request), plan is not None and remat == "auto",
+            change, text, "planned", plan.after.peak_bytes, seconds, self._command(request),
+            rate=work(request.sizes, self._counted) / seconds, unit=self._unit,
+            recomputes=remat == "auto",
         )  # fmt: skip
 
     # -- kinds -------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def fit(
 
     Sizes are those of ``sizes``, doubled, or halved down to 1 and rounded down to what the mesh
     divides; and then sizes between the largest one that fits and the next one, in steps of 3 to
-    6 % where the mesh and the microbatches allow.  Numbers of
+    6 %, or of what the mesh and the microbatches divide (:attr:`Fit.next_size`).  Numbers of
     devices are powers of two.
 
     :param target: a function, as for :func:`toast.plan`, if there are ``arguments``; otherwise a

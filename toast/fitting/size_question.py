@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 from toast import inputs
 from toast.errors import MeshError, TargetError
-from toast.fitting.fit_table import Fit, FitRow, PlanRequest, better
-from toast.fitting.ladder import MOST_RUNGS, Ladder, Need, finer_rung, highest_rung
+from toast.fitting.fit_table import Fit, FitRow, PlanRequest, better, counted_sizes, work
+from toast.fitting.ladder import MOST, PARTS, Ladder, Need, finer_rung, highest_rung
 from toast.fitting.requests import IMPOSSIBLE, OutOfTimeError, RequestPlanner
 from toast.hardware import Mesh
 from toast.inputs import AnyMesh
@@ -88,8 +88,15 @@ def find_fit(
         stopped = error.stopped
     except KeyboardInterrupt:
         stopped = "interrupt"
-    rows = sorted(question.rows.values(), key=question.order)
-    return Fit(
+
+    def order(row: FitRow) -> tuple[int, float, int, str]:
+        # The rates of programs that do different work, such as those of models with other numbers
+        # of layers, do not compare: there, the largest size is what was asked for.
+        first = row.devices if find == "devices" else 0 if question.comparable else -row.value(find)
+        return first, -row.rate, row.microbatches, str(row.mesh)
+
+    rows = sorted(question.rows.values(), key=order)
+    found = Fit(
         program=question.program, find=find, hardware=planner.hardware.name,
         memory_bytes=planner.hardware.memory_limit_bytes, safety=question.safety,
         unit=question.unit, rows=tuple(row for row in rows if row.fits),
@@ -97,6 +104,7 @@ def find_fit(
         note="\n".join(question.notes), stopped=stopped, plans=planner.count,
         seconds=time.perf_counter() - begin,
     )  # fmt: skip
+    return dataclasses.replace(found, next_size=question.next_size(found.largest))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,18 +136,15 @@ class _Question:
         #: Whether the policy of each plan is chosen; it is decided at the first plan.
         self._joint = remat is None or remat == "auto"
         sizes = dict(base.sizes)
-        self.unit = "steps"
-        self._counted: tuple[str, ...] = ()
-        if "sequence" in sizes and not one_token:
-            self.unit, self._counted = "tokens", ("batch", "sequence")
-        elif "batch" in sizes:
-            self.unit, self._counted = ("tokens" if one_token else "rows"), ("batch",)
+        self.unit, self._counted = counted_sizes(sizes, one_token)
+        #: Whether the rates of different sizes compare: they are those of the same work.
+        self.comparable = find == "devices" or find in self._counted
         falling = find == "devices"
         first = min(_DEVICES, planner.hardware.max_devices) if falling else sizes[find]
         parts = (base.mesh.devices if base.mesh else base.devices or 1) * (base.microbatches or 1)
         self._ladder = (
             Ladder(1 << (first.bit_length() - 1), falling=True) if falling
-            else Ladder(first, parts=parts)
+            else Ladder(first, parts=parts, most=max(MOST, first))
         )  # fmt: skip
         #: By what was planned.
         self.rows: dict[PlanRequest, FitRow] = {}
@@ -152,6 +157,8 @@ class _Question:
         self._kept: dict[int | None, _KeepingNeed] = {}
         #: By rung and microbatches: what the plans need that need least.
         self._needs: dict[tuple[float, int | None], Need | None] = {}
+        #: By microbatches: the sizes of which no plan fits.
+        self._too_large: dict[int | None, set[int]] = {}
         #: Of these plans: the size of each dimension of each argument, and over how many devices it
         #: is sharded; and the number of microbatches.
         self._shapes: dict[tuple[float, int | None], dict[str, list[tuple[int, int]]]] = {}
@@ -170,20 +177,31 @@ class _Question:
         request = dataclasses.replace(self._base, microbatches=count, remat=remat)
         return request.with_size(self._find, value)
 
-    def order(self, row: FitRow) -> tuple[float, float, int, str]:
-        """The order of rows: the best first.
+    def next_size(self, largest: FitRow | None) -> int | None:
+        """The next size above the largest one of which no plan fits; ``None`` if none was tried.
 
-        The rates of sizes that are no part of the work, such as layers, say nothing: the largest
-        is first.  Of numbers of devices, it is the smallest.
+        Of devices, it is the next smaller number.
         """
-        value = 0
-        if self._find not in self._counted:
-            value = row.devices if self._find == "devices" else -row.value(self._find)
-        return value, -row.rate, row.microbatches, str(row.mesh)
+        if largest is None:
+            return None
+        value, sign = largest.value(self._find), -1 if self._ladder.falling else 1
+        counts = {largest.microbatches} | {
+            count for count, own in self._microbatches.items() if own == largest.microbatches
+        }
+        beyond = [
+            size for count in counts for size in self._too_large.get(count, ())
+            if sign * size > sign * value
+        ]  # fmt: skip
+        return min(beyond, key=lambda size: sign * size, default=None)
+
+    def _failed(self, rung: float, count: int | None) -> None:
+        """Remembers that no plan of a rung fits."""
+        value = self._ladder.value(rung)
+        if value is not None:
+            self._too_large.setdefault(count, set()).add(value)
 
     def _work(self, request: PlanRequest) -> float:
-        sizes = dict(request.sizes)
-        return float(math.prod(sizes.get(name, 1) for name in self._counted))
+        return work(request.sizes, self._counted)
 
     def _noted(self, plan: Plan, request: PlanRequest, *, row: bool = True) -> FitRow:
         """The row of a plan, which is kept if ``row``."""
@@ -228,7 +246,9 @@ class _Question:
     def _need(self, rung: float, count: int | None) -> Need | None:
         """What a rung needs, if it is possible."""
         if (rung, count) not in self._needs:
-            self._needs[rung, count] = self._need_of(rung, count)
+            need = self._needs[rung, count] = self._need_of(rung, count)
+            if need is None or not need.fits:
+                self._failed(rung, count)
         return self._needs[rung, count]
 
     def _need_of(self, rung: float, count: int | None) -> Need | None:
@@ -334,14 +354,22 @@ class _Question:
             self._ladder, lambda rung: self._need(rung, count), self._limit, highest,
             self._unit(highest, count),
         )  # fmt: skip
-        # A policy with less time for recomputation may not fit where the one with most does.
-        return self._row(rung, count) or self._row(highest, count)
+        # A policy with less time for recomputation may not fit where the one with most does: then
+        # the next smaller size that was tried is next.
+        tried = {
+            near for (near, of), need in self._needs.items()
+            if of == count and highest <= near <= rung and need and need.fits
+        }  # fmt: skip
+        rows = (self._row(near, count) for near in sorted(tried, reverse=True))
+        return next((row for row in rows if row), None)
 
     def _unit(self, rung: int, count: int | None) -> int:
         """What sizes near a rung are multiples of: the devices and microbatches that divide them.
 
         The devices are those over which the plan with the least memory shards dimensions of
-        arguments that grow with the size.
+        arguments that grow with the size.  If it shards none, as with the number of layers, every
+        size will do; but batches and sequences are multiples of the shortest axis of the mesh, and
+        so are other sizes that are large enough for steps of that kind.
         """
         grown = [
             shapes for near in (rung, rung + 1, rung - 1)
@@ -358,15 +386,20 @@ class _Question:
             for (size, parts), (other, _) in zip(dimensions, others.get(name, ()), strict=False)
             if size != other
         ]
-        if self._find not in self._counted and max(parts, default=1) == 1:
-            return 1  # nothing divides the number of layers
-        # Whatever the plan shards, other sizes leave less choice.  If it shards a small size over
-        # several axes, another plan may shard the next one over fewer.
+        # Microbatches cut the batch, and nothing else if that is a size of its own.
+        cuts = self._find == "batch" or "batch" not in dict(self._base.sizes)
+        cut = self._microbatches.get(count, 1) if cuts else 1
+        # Whatever the plan shards, other sizes leave less choice.
         axes = [size for _, size in self._mesh.axes if size > 1] if self._mesh else []
         shortest = min(axes, default=1)
-        cut = self._microbatches.get(count, 1)
-        unit = max([*parts, shortest]) * cut
-        return math.gcd(unit if value >= _FEW_UNITS * unit else shortest * cut, value)
+        rounds = self.comparable or value >= PARTS * shortest * cut
+        devices = max([*parts, shortest if rounds else 1])
+        unit = devices * cut
+        if value >= _FEW_UNITS * unit:
+            return unit
+        # If the plan shards a small size over several axes, another one may shard the next size
+        # over fewer.
+        return math.gcd(min(devices, shortest) * cut, value)
 
     def _table(self, highest: int, count: int | None) -> None:
         """Plans the largest size, the rung below it, and those below while their rate grows."""
@@ -377,7 +410,7 @@ class _Question:
             row = self._row(kept, count)
             if row is not None and better(row.rate, best, 0.0):
                 best, begin = row.rate, kept
-        most = 1 if self._ladder.falling else _MOST_SMALLER
+        most = 1 if self._ladder.falling else _MOST_SMALLER if self.comparable else 0
         for rung in range(begin - 1, begin - 1 - most, -1):
             row = self._row(rung, count)
             if row is None or (not self._ladder.falling and not better(row.rate, best, 0.0)):
@@ -394,7 +427,7 @@ class _Question:
             rung = highest
             while self._kept[count].needed(self._ladder.load(rung)) > self._limit:
                 rung -= 1
-                if self._ladder.value(rung) is None or highest - rung > MOST_RUNGS:
+                if self._ladder.value(rung) is None:
                     return None
             row = self._row(rung, count) if rung == highest else self._kept_row(rung, count)
             if row is not None:
@@ -416,7 +449,10 @@ class _Question:
             least = self._least(request)
             if least is not None and (least.fits or self._fits_offloaded(request, least)):
                 rows = self._planned(request, least)
-        return max((row for row in rows if row.fits), key=lambda row: row.rate, default=None)
+        best = max((row for row in rows if row.fits), key=lambda row: row.rate, default=None)
+        if best is None:
+            self._failed(rung, count)
+        return best
 
     def _cut_batch(self) -> None:
         """Plans larger batches of the fastest microbatch, while these do more per second."""

@@ -9,7 +9,7 @@ import rich.console
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from toast.fitting import Fit, FitRow, Remedy
+from toast.fitting import Fit, Remedy
 from toast.fitting.fit_table import nearest_text
 from toast.plan import odds_text
 from toast.report.titled_tables import titled_table
@@ -69,15 +69,27 @@ def answer_lines(fit: Fit) -> list[str]:
         lines.append(f"Largest {fit.find} of {fit.program} that fits on {where}: {fit.value}")
         if fit.find == "batch" and any(r.microbatches > fit.largest.microbatches for r in fit.rows):
             lines[-1] += " (more in microbatches)"
+    if fit.largest is not None and (line := _resolution(fit, fit.largest.value(fit.find))):
+        lines.append(line)
     if fit.stopped:
         reason = {"budget": "its budget ran out", "interrupt": "it was interrupted"}[fit.stopped]
         lines.append(f"The search is not complete, as {reason}: more may fit")
     return lines
 
 
-def rate_of(row: FitRow) -> str:
+def _resolution(fit: Fit, value: int) -> str:
+    """How close to the answer another size is known not to fit."""
+    if fit.find == "devices":
+        return "" if fit.next_size is None else f"No plan was found that fits on {fit.next_size}"
+    if fit.next_size is not None:
+        between = "" if fit.next_size == value + 1 else "; none between was tried"
+        return f"No plan was found that fits for {fit.find} {fit.next_size}{between}"
+    return "" if fit.stopped else f"No larger {fit.find} was tried: more may fit"
+
+
+def rate_text(rate: float) -> str:
     """Tokens, rows or steps per second: ``12,345`` or ``3.21``."""
-    return f"{row.rate:,.0f}" if row.rate >= 100 else f"{row.rate:.3g}"
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _table(fit: Fit) -> RenderableType:
@@ -103,7 +115,7 @@ def _table(fit: Fit) -> RenderableType:
     columns["peak"] = [size_text(row.peak_bytes) for row in fit.rows]
     if all(row.fit_probability is not None for row in fit.rows):
         columns["odds"] = [odds_text(row.fit_probability or 0.0) for row in fit.rows]
-    columns[f"{fit.unit}/s"] = [rate_of(row) for row in fit.rows]
+    columns[f"{fit.unit}/s"] = [rate_text(row.rate) for row in fit.rows]
     table = titled_table("", *columns, right=[*columns.keys() - {"remat", "mesh"}])
     table.title = None
     for cells in zip(*columns.values(), strict=True):
@@ -127,24 +139,35 @@ def _commands(fit: Fit) -> list[str]:
     return lines
 
 
+def _figures(remedy: Remedy) -> tuple[str, str, str]:
+    """The peak, the step and the rate of a remedy; ``~`` marks those of another policy."""
+    peak, step, rate = remedy.peak_bytes, remedy.step_seconds, remedy.rate
+    if peak is None or step is None or rate is None:
+        return "", "", ""
+    about = "~" if remedy.recomputes else ""
+    return f"{about}{size_text(peak)}", f"{about}{time_text(step)}", f"{about}{rate_text(rate)}"
+
+
 def remedy_tables(remedies: Sequence[Remedy]) -> RenderableType:
     """What it takes for a plan to fit; empty without remedies."""
     if not remedies:
         return Group()
-    planned = any(remedy.peak_bytes is not None for remedy in remedies)
-    columns = ["change", *(["peak", "step"] if planned else []), "what"]
-    table = titled_table("What it takes to fit", *columns, right=("peak", "step"))
+    planned = [remedy for remedy in remedies if remedy.source == "planned"]
+    figures = ["peak", "step", f"{planned[0].unit}/s"] if planned else []
+    table = titled_table("What it takes to fit", "change", *figures, "what", right=figures)
     for remedy in remedies:
-        peak = "" if remedy.peak_bytes is None else size_text(remedy.peak_bytes)
-        step = "" if remedy.step_seconds is None else time_text(remedy.step_seconds)
-        if step and remedy.fully_recomputed:
-            step = f"≤ {step}"
-        table.add_row(remedy.change, *([peak, step] if planned else []), remedy.text)
+        table.add_row(remedy.change, *(_figures(remedy) if planned else ()), remedy.text)
     parts: list[RenderableType] = [table]
     if planned:
-        parts.append(Text("With a peak: planned, in one round of the search. Others: from prices."))
-    if any(remedy.fully_recomputed for remedy in remedies):
-        parts.append(Text("≤: if everything is recomputed; --remat auto is not slower."))
+        parts.append(Text(
+            "With a peak: planned, in one round of the search. Others: from prices. Changes for "
+            "these devices come first, and of them those with the most work per second."
+        ))  # fmt: skip
+    if any(remedy.recomputes for remedy in planned):
+        parts.append(Text(
+            "~: everything is recomputed; the plan of the command chooses what is, and how often "
+            "the batch is cut, and is about as fast or faster."
+        ))  # fmt: skip
     first = next((remedy.command for remedy in remedies if remedy.command), "")
     if first:
         parts.append(Text(f"The first: {first}"))
