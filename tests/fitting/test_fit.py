@@ -236,6 +236,8 @@ def test_the_fewest_devices() -> None:
     with pytest.raises(toast.ToastError, match="no plan"):
         toast.plan(forward, *arrays(8192), devices=found.value // 2, **options)
     assert str(found).startswith(f"Fewest devices that forward fits on: {found.value} of tpu-v5e")
+    assert found.next_size == found.value // 2
+    assert f"No plan was found that fits on {found.next_size} device" in str(found)
 
 
 def test_nothing_fits() -> None:

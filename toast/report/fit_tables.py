@@ -80,9 +80,13 @@ def answer_lines(fit: Fit) -> list[str]:
 def _resolution(fit: Fit, value: int) -> str:
     """How close to the answer another size is known not to fit."""
     if fit.find == "devices":
-        return "" if fit.next_size is None else f"No plan was found that fits on {fit.next_size}"
+        if fit.next_size is None:
+            return ""
+        devices = "1 device" if fit.next_size == 1 else f"{fit.next_size} devices"
+        return f"No plan was found that fits on {devices}"
     if fit.next_size is not None:
-        between = "" if fit.next_size == value + 1 else "; none between was tried"
+        # A search that was stopped may know sizes between that need little enough.
+        between = "" if fit.next_size == value + 1 or fit.stopped else "; none between was tried"
         return f"No plan was found that fits for {fit.find} {fit.next_size}{between}"
     return "" if fit.stopped else f"No larger {fit.find} was tried: more may fit"
 
