@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,9 +47,11 @@ def _policy_text(policy: Any) -> str:
     """The policy of a ``jax.checkpoint`` as text, if it has one."""
     if policy is None:
         return ""
-    # Policies of older versions of JAX are no functions.  Of two names, the last is the newer one.
+    # Policies of older versions of JAX are no functions, but of classes with their names.  Of two
+    # names, the last is the newer one.
     listed = sorted(
         name for name, known in vars(jax.checkpoint_policies).items() if known == policy
     )
-    own = getattr(policy, "__qualname__", listed[-1] if listed else type(policy).__qualname__)
+    of_class = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(policy).__qualname__).lower()
+    own = getattr(policy, "__qualname__", listed[-1] if listed else of_class)
     return f" with policy {own.partition('.<locals>')[0].strip('_')}"
