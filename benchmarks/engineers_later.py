@@ -31,6 +31,7 @@ from engineers import (
     rms_norm,
     rows,
     split,
+    trained,
 )
 from grammar import ENGINEERS, Stranger, shape
 
@@ -281,13 +282,8 @@ def mamba2() -> Model:
         logits = rms_norm(x, params["norm"]) @ params["embed"].astype(bf16).T
         return cross_entropy(logits, batch["targets"])
 
-    def train_step(params: Any, opt_state: Any, batch: Any) -> Any:
-        return updated(loss, optimizer, params, opt_state, batch)
-
     tokens = shape(batch, length, dtype=i32)
-    opt_state = jax.eval_shape(optimizer.init, params)
-    batch_shapes = {"tokens": tokens, "targets": tokens}
-    return Model("mamba2", train_step, (params, opt_state, batch_shapes), donate=(0, 1))
+    return trained("mamba2", loss, params, optimizer, {"tokens": tokens, "targets": tokens})
 
 
 def convnext() -> Model:
@@ -418,13 +414,8 @@ def latent_experts() -> Model:
         logits = (rms_norm(x, params["norm"]) @ params["head"].astype(bf16)).astype(f32)
         return cross_entropy(logits, batch["targets"])
 
-    def train_step(params: Any, opt_state: Any, batch: Any) -> Any:
-        return updated(loss, optimizer, params, opt_state, batch)
-
     tokens = shape(batch, length, dtype=i32)
-    opt_state = jax.eval_shape(optimizer.init, params)
-    batch_shapes = {"tokens": tokens, "targets": tokens}
-    return Model("deepseek", train_step, (params, opt_state, batch_shapes), donate=(0, 1))
+    return trained("deepseek", loss, params, optimizer, {"tokens": tokens, "targets": tokens})
 
 
 def evoformer() -> Model:
@@ -530,15 +521,11 @@ def speech() -> Model:
         each = optax.ctc_loss(logits, batch["frame_paddings"], batch["text"], batch["paddings"])
         return each.mean()
 
-    def train_step(params: Any, opt_state: Any, batch: Any) -> Any:
-        return updated(loss, optimizer, params, opt_state, batch)
-
     batch_shapes = {
         "mels": shape(batch, frames, mels), "frame_paddings": shape(batch, frames // 2),
         "text": shape(batch, label, dtype=i32), "paddings": shape(batch, label),
     }  # fmt: skip
-    opt_state = jax.eval_shape(optimizer.init, params)
-    return Model("speech", train_step, (params, opt_state, batch_shapes), donate=(0, 1))
+    return trained("speech", loss, params, optimizer, batch_shapes)
 
 
 def images_and_text() -> Model:
